@@ -41,10 +41,10 @@ class Costs:
     def check(self, attackers: int = 1) -> str:
         """Compare the costs with the limits. Return them in words."""
         seconds = time.monotonic() - self._began
-        said = f"{self.memory_bytes / 1e6:.0f} MB of memory, {self.log_bytes / 1e3:.1f} kB of log in {seconds:.0f} s"
-        assert self.memory_bytes < MAX_MEMORY_BYTES, said
-        assert self.log_bytes < attackers * (LOG_BURST_BYTES + MAX_LOG_BYTES_PER_HOUR * seconds / 3_600), said
-        return said
+        report = f"{self.memory_bytes / 1e6:.0f} MB of memory, {self.log_bytes / 1e3:.1f} kB of log in {seconds:.0f} s"
+        assert self.memory_bytes < MAX_MEMORY_BYTES, report
+        assert self.log_bytes < attackers * (LOG_BURST_BYTES + MAX_LOG_BYTES_PER_HOUR * seconds / 3_600), report
+        return report
 
 
 class Times:
@@ -56,12 +56,12 @@ class Times:
 
     def check(self, *, are_judged: bool = True) -> str:
         """Compare the times with the limits, unless other tests run beside this one. Return them in words."""
-        quiet, harmed = statistics.median(self.quiet), statistics.median(self.harmed)
+        quiet, attacked = statistics.median(self.quiet), statistics.median(self.harmed)
         p99 = sorted(self.harmed)[int(len(self.harmed) * 0.99)]
-        said = f"median {quiet * 1e3:.1f} ms quiet and {harmed * 1e3:.1f} ms harmed, p99 {p99 * 1e3:.0f} ms harmed"
-        assert not are_judged or harmed <= MAX_SLOWDOWN * quiet, said
-        assert not are_judged or p99 < MAX_P99_S, said
-        return said
+        report = f"median {quiet * 1e3:.1f} ms quiet and {attacked * 1e3:.1f} ms harmed, p99 {p99 * 1e3:.0f} ms harmed"
+        assert not are_judged or attacked <= MAX_SLOWDOWN * quiet, report
+        assert not are_judged or p99 < MAX_P99_S, report
+        return report
 
     def wait_until_restored(self, measure: Callable[[float], Iterable[float]]) -> str:
         """Measure slices until their median is as before. Return the time in words."""
@@ -115,12 +115,12 @@ class AttackProcess:
 
 def log_size(lines: list[dict[str, Any]]) -> Callable[[], int]:
     """Return a function that counts the bytes of a daemon's log. Another function of the same lines reads on."""
-    counted = [0, 0]  # lines, and their bytes
+    totals = [0, 0]  # lines, and their bytes
 
     def new_bytes() -> int:
-        new = lines[counted[0] :]
-        counted[0] += len(new)
-        counted[1] += sum(len(str(line)) for line in new)
-        return counted[1]
+        new = lines[totals[0] :]
+        totals[0] += len(new)
+        totals[1] += sum(len(str(line)) for line in new)
+        return totals[1]
 
     return new_bytes

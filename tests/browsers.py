@@ -46,9 +46,9 @@ def violations(driver: Any) -> list[str]:
     """Return the violations of WCAG 2.1 AA that axe-core finds on the page."""
     driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
     driver.execute_script(AXE.read_text())
-    found = driver.execute_async_script(
+    violations_found = driver.execute_async_script(
         "const done = arguments[0];"
         "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}).then((r) => done(r.violations.map("
         "(v) => `${v.id}: ${v.nodes.map((n) => n.target.join(' ')).slice(0, 3).join(', ')}`)))"
     )
-    return list(found)
+    return list(violations_found)

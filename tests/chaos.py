@@ -145,10 +145,10 @@ class Side:
 class World:
     """Two instances. West sends to east, through a proxy in each direction."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
-        self.chance, self.calm = chance, folder / "calm"
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.rng, self.calm = rng, folder / "calm"
         self.west, self.east = (Side(name, folder, self.calm) for name in ("west", "east"))
-        self.to_east, self.to_west = (FaultProxy(side.port, chance) for side in (self.east, self.west))
+        self.to_east, self.to_west = (FaultProxy(side.port, rng) for side in (self.east, self.west))
         self.west.database.drop_service(STOCK)
         self.east.database.drop_service(ORDERS)
         self.west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{self.to_east.port}")
@@ -159,7 +159,7 @@ class World:
 
     @property
     def either(self) -> Side:
-        return self.chance.choice((self.west, self.east))
+        return self.rng.choice((self.west, self.east))
 
     @property
     def proxies(self) -> tuple[FaultProxy, FaultProxy]:
@@ -190,12 +190,12 @@ class World:
 # ---------------------------------------------------------------- faults
 
 
-def _kill(part: str, of: str = "either") -> Callable[[World], Any]:
+def _kill(part: str, side_name: str = "either") -> Callable[[World], Any]:
     """Kill the `daemon` or `application` of a side, and start it again after the block."""
 
     @contextmanager
     def fault(world: World) -> Iterator[Side]:
-        side: Side = getattr(world, of)
+        side: Side = getattr(world, side_name)
         process = getattr(side, part)
         process.kill()
         process.wait()
@@ -207,10 +207,10 @@ def _kill(part: str, of: str = "either") -> Callable[[World], Any]:
     return fault
 
 
-def _freeze(part: str, of: str = "either") -> Callable[[World], Any]:
+def _freeze(part: str, side_name: str = "either") -> Callable[[World], Any]:
     @contextmanager
     def fault(world: World) -> Iterator[Side]:
-        side: Side = getattr(world, of)
+        side: Side = getattr(world, side_name)
         process = getattr(side, part)
         process.send_signal(signal.SIGSTOP)
         try:
@@ -250,7 +250,7 @@ def _killed_server_beside_a_daemon(world: World) -> Iterator[Side]:
     side.application.send_signal(signal.SIGSTOP)
     try:
         for _ in range(3):
-            time.sleep(1 + world.chance.random())
+            time.sleep(1 + world.rng.random())
             with suppress(OSError):  # the process may not have been started again yet
                 os.kill(side.server(), signal.SIGKILL)
         yield side
@@ -282,7 +282,7 @@ def _killed_backends(world: World) -> Iterator[Side]:
     side = world.either
     for _ in range(3):
         _administrators(side, ALL_SESSIONS)
-        time.sleep(world.chance.random())
+        time.sleep(world.rng.random())
     yield side
 
 
@@ -311,10 +311,10 @@ def _succeeds(work: Callable[[], None]) -> bool:
 @contextmanager
 def _no_connections_left(world: World) -> Iterator[Side]:
     side = world.either
-    with ExitStack() as held:
+    with ExitStack() as connections:
         with suppress(psycopg.Error):
             while True:
-                held.enter_context(psycopg.connect(side.instance.url))
+                connections.enter_context(psycopg.connect(side.instance.url))
         yield side
 
 
@@ -347,12 +347,12 @@ def _held_network(world: World) -> Iterator[Side]:
 def _idle_sockets(world: World) -> Iterator[Side]:
     """Open many sockets to a daemon. One in ten sends garbage. The limit of open files may bound their number."""
     side = world.either
-    with ExitStack() as held:
+    with ExitStack() as streams:
         for number in range(SOCKET_COUNT):
             with suppress(OSError):
-                stream = held.enter_context(socket.create_connection(("127.0.0.1", side.port), timeout=5))
+                stream = streams.enter_context(socket.create_connection(("127.0.0.1", side.port), timeout=5))
                 if number % 10 == 0:
-                    stream.sendall(world.chance.randbytes(1_000))
+                    stream.sendall(world.rng.randbytes(1_000))
         yield side
 
 
@@ -371,10 +371,10 @@ def _full_disk(world: World) -> Iterator[Side]:
 
 
 @contextmanager
-def _clock_off(side: Side, chance: random.Random) -> Iterator[None]:
+def _clock_off(side: Side, rng: random.Random) -> Iterator[None]:
     """Start processes of this side with a clock that is an hour ahead, or behind."""
     assert FAKETIME is not None
-    seconds = chance.choice((3_600, -3_600))
+    seconds = rng.choice((3_600, -3_600))
     side.environment = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{seconds:+}", "FAKETIME_DISABLE_SHM": "1"}
     side.environment |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
     try:
@@ -394,7 +394,7 @@ def _wrong_clock(part: str) -> Callable[[World], Any]:
             process.wait()
             getattr(side, f"start_{part}")()
 
-        with _clock_off(side, world.chance):
+        with _clock_off(side, world.rng):
             start_again()
         try:
             yield side
@@ -407,7 +407,7 @@ def _wrong_clock(part: str) -> Callable[[World], Any]:
 @contextmanager
 def _wrong_clock_of_server(world: World) -> Iterator[Side]:
     side = world.either
-    with _clock_off(side, world.chance), pytest.MonkeyPatch.context() as patch:
+    with _clock_off(side, world.rng), pytest.MonkeyPatch.context() as patch:
         for name, value in side.environment.items():
             patch.setenv(name, value)
         side.restart_server()
@@ -522,16 +522,22 @@ def run_scenario(world: World, scenario: Scenario, lasts: float | None = None) -
             code, output = side.doctor()
             is_reported = code == 1 and re.search(scenario.doctor_pattern, output)
             assert is_reported, f"{scenario.name} of {side.name}: doctor says {output}\n{world.describe()}"
-    over = time.monotonic()
+    ended_at = time.monotonic()
     try:
         world.goes_on()
     except AssertionError:
         raise AssertionError(f"nothing goes on after {scenario.name} of {side.name}\n{world.describe()}") from None
-    seconds = time.monotonic() - over
-    for each in (world.west, world.east):
-        assert each.application.poll() is None, f"{each.name}'s application has died of {scenario.name}: see its log"
-        assert each.daemon.poll() is None, f"{each.name}'s daemon has died of {scenario.name}: see its log"
-        assert each.megabytes() < MAX_DAEMON_MB, f"{each.name}'s daemon uses {each.megabytes()} MB"
+    seconds = time.monotonic() - ended_at
+    for side_of_world in (world.west, world.east):
+        assert side_of_world.application.poll() is None, (
+            f"{side_of_world.name}'s application has died of {scenario.name}: see its log"
+        )
+        assert side_of_world.daemon.poll() is None, (
+            f"{side_of_world.name}'s daemon has died of {scenario.name}: see its log"
+        )
+        assert side_of_world.megabytes() < MAX_DAEMON_MB, (
+            f"{side_of_world.name}'s daemon uses {side_of_world.megabytes()} MB"
+        )
     return Outcome(scenario.name, side.name, seconds, max(world.west.megabytes(), world.east.megabytes()))
 
 
@@ -547,18 +553,18 @@ def judge(world: World) -> int:
     errors = [*world.west.ledger("error"), *world.east.ledger("error")]
     assert not errors, f"conversations have failed: {errors[:5]}"
     for side, action in ((world.west, "sent"), (world.east, "received"), (world.west, "answered")):
-        gone = sorted(side.confirmed(action) - set(side.ledger(action)))
-        assert not gone, f"{action}, committed, and gone: {len(gone)}, {gone[:5]}"
+        missing_commits = sorted(side.confirmed(action) - set(side.ledger(action)))
+        assert not missing_commits, f"{action}, committed, and gone: {len(missing_commits)}, {missing_commits[:5]}"
     sent = world.west.ledger("sent")
     for side, action in ((world.east, "received"), (world.west, "answered")):
-        found = side.ledger(action)
-        doubled = [row for row, count in Counter(found).items() if count > 1]
-        assert not doubled, f"{action} more than once: {doubled[:5]}"
-        assert set(found) <= set(sent), f"{action}, and never sent: {sorted(set(found) - set(sent))[:5]}"
-        lost = sorted(set(sent) - set(found))
-        assert not lost, f"{action} never: {len(lost)}, {lost[:5]}\n{world.describe()}"
+        entries = side.ledger(action)
+        duplicates = [row for row, count in Counter(entries).items() if count > 1]
+        assert not duplicates, f"{action} more than once: {duplicates[:5]}"
+        assert set(entries) <= set(sent), f"{action}, and never sent: {sorted(set(entries) - set(sent))[:5]}"
+        missing = sorted(set(sent) - set(entries))
+        assert not missing, f"{action} never: {len(missing)}, {missing[:5]}\n{world.describe()}"
         last: dict[str, int] = {}
-        for conversation, number in found:
+        for conversation, number in entries:
             assert number == last.get(conversation, -1) + 1, f"{action} out of order: {conversation} {number}"
             last[conversation] = number
     return len(sent)

@@ -73,20 +73,20 @@ def parse_body(message: sb.Message) -> tuple[str, int]:
 class West:
     """Sends on a few conversations that survive the process, because a table has their handles."""
 
-    def __init__(self, database: sb.Database, confirmed: CommitLog, stop_file: Path) -> None:
-        self.database, self.confirmed, self.stop_file, self.random = database, confirmed, stop_file, random.Random()
+    def __init__(self, database: sb.Database, commit_log: CommitLog, stop_file: Path) -> None:
+        self.database, self.confirmed, self.stop_file, self.random = database, commit_log, stop_file, random.Random()
 
     def send(self) -> None:
         if self.stop_file.exists():
             return
         with self.database.transaction() as transaction:
             rows = transaction.connection.execute("select conversation, handle from public.handles").fetchall()
-            known: list[tuple[str, UUID]] = [(row[0], row[1]) for row in rows]
-            if len(known) < CONVERSATION_COUNT:
+            conversations: list[tuple[str, UUID]] = [(row[0], row[1]) for row in rows]
+            if len(conversations) < CONVERSATION_COUNT:
                 handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
                 transaction.connection.execute("insert into public.handles values (%s, %s)", (str(handle), handle))
-                known.append((str(handle), handle))
-            conversation, handle = self.random.choice(known)
+                conversations.append((str(handle), handle))
+            conversation, handle = self.random.choice(conversations)
             next_number_sql = (
                 "select coalesce(max(number) + 1, 0) from public.ledger where action = 'sent' and conversation = %s"
             )
@@ -102,18 +102,18 @@ class West:
     def collect(self) -> None:
         with self.database.transaction() as transaction:
             messages = transaction.receive(ORDERS_QUEUE, top=500, wait=1)
-            answered = [parse_body(message) for message in messages if message.message_type_name == REPLY]
-            record(transaction, "answered", answered)
+            replies = [parse_body(message) for message in messages if message.message_type_name == REPLY]
+            record(transaction, "answered", replies)
             others = [message for message in messages if message.message_type_name != REPLY]
             record(transaction, "error", [(str(message.message_body), 0) for message in others])
-        self.confirmed.add("answered", answered)
+        self.confirmed.add("answered", replies)
 
 
 class East:
     """Answers every order with its own number."""
 
-    def __init__(self, database: sb.Database, confirmed: CommitLog) -> None:
-        self.database, self.confirmed = database, confirmed
+    def __init__(self, database: sb.Database, commit_log: CommitLog) -> None:
+        self.database, self.confirmed = database, commit_log
 
     def answer(self) -> None:
         with self.database.transaction() as transaction:
@@ -132,12 +132,12 @@ class East:
 def main(side: str, folder: str, calm: str) -> None:
     with sb.open(folder) as instance:
         database = instance.database("Test")
-        confirmed = CommitLog(Path(calm).with_name(f"{side}.confirmed"))
+        commit_log = CommitLog(Path(calm).with_name(f"{side}.confirmed"))
         if side == "west":
-            west = West(database, confirmed, Path(calm))
+            west = West(database, commit_log, Path(calm))
             threading.Thread(target=over_and_over, args=(west.collect,), daemon=True).start()
             over_and_over(west.send)
-        over_and_over(East(database, confirmed).answer)
+        over_and_over(East(database, commit_log).answer)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ class Conformance:
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m deselect tests
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        known = {number for number, _ in features()}
+        known_features = {number for number, _ in features()}
         for item in items:
             for mark in item.iter_markers("feature"):
-                if not mark.args or not known.issuperset(mark.args):
+                if not mark.args or not known_features.issuperset(mark.args):
                     raise pytest.UsageError(f"{item.nodeid} names rows that do not exist: {mark.args}")
                 self.rows.setdefault(item.nodeid, set()).update(mark.args)
 
@@ -58,7 +58,9 @@ class Conformance:
         if output is not None:
             output["features"] = {test: sorted(numbers) for test, numbers in self.rows.items()}
             return
-        self.page.write_text(table(self.rows, {test: seen == {"passed"} for test, seen in self.outcomes.items()}))
+        self.page.write_text(
+            table(self.rows, {test: outcomes == {"passed"} for test, outcomes in self.outcomes.items()})
+        )
 
 
 def features() -> list[tuple[int, str]]:
@@ -74,16 +76,16 @@ def table(rows: dict[str, set[int]], passed: dict[str, bool]) -> str:
         for number in numbers:
             tests[number].append(test)
     lines = []
-    done = 0
+    done_count = 0
     for number, feature in features():
         proofs = sorted(tests[number])
-        proved = bool(proofs) and all(passed.get(test, False) for test in proofs)
-        done += proved
+        is_proved = bool(proofs) and all(passed.get(test, False) for test in proofs)
+        done_count += is_proved
         names = "<br>".join(sorted({f"`{test.split('[')[0].removeprefix('tests/')}`" for test in proofs}))
-        lines.append(f"| {number} | {feature} | {names} | {'done' if proved else 'open'} |")
+        lines.append(f"| {number} | {feature} | {names} | {'done' if is_proved else 'open'} |")
     return (
         "# Conformance\n\nWritten by `make conformance` from the tests that passed. A row is one feature of Service "
-        f"Broker; {done} of {len(lines)} are done.\n\n| row | feature | tests | done |\n|---|---|---|---|\n"
+        f"Broker; {done_count} of {len(lines)} are done.\n\n| row | feature | tests | done |\n|---|---|---|---|\n"
         + "\n".join(lines)
         + "\n"
     )

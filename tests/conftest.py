@@ -371,10 +371,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def stocked_databases(request: pytest.FixtureRequest) -> Stock:
     """The databases that the shared instance of a module has from its template."""
-    needed = sum(
+    needed_count = sum(
         item.path == request.path and "database" in getattr(item, "fixturenames", ()) for item in request.session.items
     )
-    return Stock(next((size for size in STOCKS if size >= needed), STOCKS[-1]) if needed else 0)
+    return Stock(next((size for size in STOCKS if size >= needed_count), STOCKS[-1]) if needed_count else 0)
 
 
 @pytest.fixture(scope="module")
@@ -448,15 +448,15 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """A list with an element for each round trip to the server."""
     sent: list[None] = []
 
-    def counted(steps: Callable[..., Any]) -> Callable[..., Any]:
+    def count_calls(steps: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             sent.append(None)
             return steps(*arguments)
 
         return call
 
-    monkeypatch.setattr(generators, "execute", counted(generators.execute))
-    monkeypatch.setattr(generators, "send", counted(generators.send))  # of a pipeline
+    monkeypatch.setattr(generators, "execute", count_calls(generators.execute))
+    monkeypatch.setattr(generators, "send", count_calls(generators.send))  # of a pipeline
     return sent
 
 

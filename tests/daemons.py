@@ -142,8 +142,8 @@ class Site(Serving):
         self.instance = sb.open(url, clock=Clock(), upkeep=None)
         self.database = standard_database(self.instance)
 
-    def serve(self, *arguments: str, **where: Any) -> ServeProcess:
-        self.daemons.append(ServeProcess(self.url, self.keys, *arguments, **where))
+    def serve(self, *arguments: str, **options: Any) -> ServeProcess:
+        self.daemons.append(ServeProcess(self.url, self.keys, *arguments, **options))
         return self.daemon
 
     def endpoint(self, state: str = "STARTED", **clauses: Any) -> None:

@@ -23,16 +23,16 @@ MARKUP = "<img src=x onerror=alert(1)>&\"'"
 class Browser(TestClient):
     """A client of a dashboard: opens pages, fills in forms and reads texts."""
 
-    def page(self, path: str, status: int = 200, **asked: object) -> html.HtmlElement:
-        answer = self.get(f"/{path}", params={name: str(value) for name, value in asked.items()} or None)
+    def page(self, path: str, status: int = 200, **parameters: object) -> html.HtmlElement:
+        answer = self.get(f"/{path}", params={name: str(value) for name, value in parameters.items()} or None)
         assert answer.status_code == status, answer.text
         return html.fromstring(answer.text)
 
-    def text(self, path: str, status: int = 200, **asked: object) -> str:
-        return words(self.page(path, status, **asked).xpath("//main")[0])
+    def text(self, path: str, status: int = 200, **parameters: object) -> str:
+        return words(self.page(path, status, **parameters).xpath("//main")[0])
 
-    def queue(self, database: sb.Database, queue: str = STOCK_QUEUE, **asked: object) -> str:
-        return self.text("i/0/queue", database=database.name, queue=f"dbo.{queue}", **asked)
+    def queue(self, database: sb.Database, queue: str = STOCK_QUEUE, **parameters: object) -> str:
+        return self.text("i/0/queue", database=database.name, queue=f"dbo.{queue}", **parameters)
 
     def press(self, page: html.HtmlElement, act: str, number: int = 0, **typed: str) -> str:
         """Fill in and send a form of a page. Returns the notice of the next page."""

@@ -13,11 +13,11 @@ CHUNK_BYTES = 65_536
 class FaultProxy:
     """Listens at `port`, and forwards to `target`. The rates are the probabilities of each fault per chunk."""
 
-    def __init__(self, target: int, chance: random.Random) -> None:
+    def __init__(self, target: int, rng: random.Random) -> None:
         self.target = target
         self.cut_rate = self.corrupt_rate = self.delay_rate = 0.0
         self.faults = 0
-        self._chance = chance
+        self._rng = rng
         self._writers: set[asyncio.StreamWriter] = set()
         self._passing: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
@@ -74,12 +74,14 @@ class FaultProxy:
             while data := await reader.read(CHUNK_BYTES):
                 await self._passing.wait()
                 if self._happens(self.delay_rate):
-                    await asyncio.sleep(self._chance.random() * 0.2)
+                    await asyncio.sleep(self._rng.random() * 0.2)
                 if self._happens(self.corrupt_rate):
-                    place = self._chance.randrange(len(data))
-                    data = data[:place] + bytes([data[place] ^ 1 << self._chance.randrange(8)]) + data[place + 1 :]
+                    position = self._rng.randrange(len(data))
+                    data = (
+                        data[:position] + bytes([data[position] ^ 1 << self._rng.randrange(8)]) + data[position + 1 :]
+                    )
                 if self._happens(self.cut_rate):
-                    writer.write(data[: self._chance.randrange(len(data))])
+                    writer.write(data[: self._rng.randrange(len(data))])
                     break
                 writer.write(data)
                 await writer.drain()
@@ -87,7 +89,7 @@ class FaultProxy:
         writer.close()
 
     def _happens(self, rate: float) -> bool:
-        happens = self._chance.random() < rate
+        happens = self._rng.random() < rate
         self.faults += happens
         return happens
 

@@ -23,14 +23,14 @@ class TwoRoles(NamedTuple):
     mallory: str
 
 
-def deliver_now(town: TwoRoles) -> None:
-    with town.database.instance.connection() as connection:
-        deliver(connection, town.database.instance.clock())
+def deliver_now(two_roles: TwoRoles) -> None:
+    with two_roles.database.instance.connection() as connection:
+        deliver(connection, two_roles.database.instance.clock())
 
 
-def conversation(town: TwoRoles, initiator: str, target: str, body: bytes) -> tuple[UUID, UUID]:
+def conversation(two_roles: TwoRoles, initiator: str, target: str, body: bytes) -> tuple[UUID, UUID]:
     """Begin a conversation, with a waiting message in the queue of each side. Returns both handles."""
-    database = town.database
+    database = two_roles.database
     handle = database.begin_dialog(f"//bank/{initiator}", f"//bank/{target}", contract="//bank/Contract")
     database.send(handle, "//bank/Order", body)
     (peer,) = query(
@@ -40,7 +40,9 @@ def conversation(town: TwoRoles, initiator: str, target: str, body: bytes) -> tu
     return handle, peer
 
 
-def in_queue(town: TwoRoles, queue: str) -> list[bytes | None]:
+def in_queue(two_roles: TwoRoles, queue: str) -> list[bytes | None]:
     """Return the bodies of the messages in a queue, without receiving them."""
-    text = f"select message_body from servicebroker.queue_{queue_number(town.database, queue)} order by queuing_order"
-    return [row[0] for row in query(town.database, text)]
+    text = (
+        f"select message_body from servicebroker.queue_{queue_number(two_roles.database, queue)} order by queuing_order"
+    )
+    return [row[0] for row in query(two_roles.database, text)]

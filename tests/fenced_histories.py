@@ -73,8 +73,8 @@ class FencedModel(Model):
     def handle(self, which: int) -> UUID:
         """Choose a handle of this database, because other databases are invisible without dbo."""
         endpoints = self.double._memory.endpoints
-        known = [handle for handle in reversed(endpoints) if QUEUES.get(endpoints[handle].service.queue.name) == "A"]
-        return known[which % len(known)] if known and which % 23 != 22 else NOBODY
+        handles = [handle for handle in reversed(endpoints) if QUEUES.get(endpoints[handle].service.queue.name) == "A"]
+        return handles[which % len(handles)] if handles and which % 23 != 22 else NOBODY
 
     def upkeep(self) -> None:
         """Do no upkeep: time stands still, so nothing is due."""
@@ -143,11 +143,11 @@ class FencedModel(Model):
             return [self._as_known(row, known[row[0]]) if row[0] in known else row for row in rows]
         if text == side_by_side._TRANSMISSIONS:
             waits = [row for one in doubles for row in one.transmission_queue()]
-            told = {(row["conversation_handle"], row["message_sequence_number"]): row for row in waits}
-            place = side_by_side._TRANSMISSION.split(", ").index("transmission_status")
+            status_rows = {(row["conversation_handle"], row["message_sequence_number"]): row for row in waits}
+            column = side_by_side._TRANSMISSION.split(", ").index("transmission_status")
             return [
-                (*row[:place], told[row[0], row[4]]["transmission_status"], *row[place + 1 :])
-                if (row[0], row[4]) in told
+                (*row[:column], status_rows[row[0], row[4]]["transmission_status"], *row[column + 1 :])
+                if (row[0], row[4]) in status_rows
                 else row
                 for row in rows
             ]
@@ -155,16 +155,16 @@ class FencedModel(Model):
 
     def _as_known(self, row: Sequence[Any], known: dict[str, Any]) -> tuple[Any, ...]:
         columns = side_by_side._ENDPOINT.split(", ")
-        found = list(row)
+        values = list(row)
         free = {"lifetime"}
-        if found[columns.index("state")] in ("ER", "DI", "CD", "DO"):
+        if values[columns.index("state")] in ("ER", "DI", "CD", "DO"):
             free |= {"send_sequence", "receive_sequence", "end_dialog_sequence"}
         for column in free:
-            found[columns.index(column)] = known[column]
-        for place, column in ((-3, "security_timestamp"), (-2, "dialog_timer")):
-            if (found[place] is None) is (known[column] is None):
-                found[place] = known[column]
-        return tuple(found)
+            values[columns.index(column)] = known[column]
+        for index, column in ((-3, "security_timestamp"), (-2, "dialog_timer")):
+            if (values[index] is None) is (known[column] is None):
+                values[index] = known[column]
+        return tuple(values)
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def restricted_role(model: type[Model], url: str) -> Iterator[None]:
         connection.execute(f"create role {ROLE}")
     try:
         for name in DATABASES:
-            own = [queue for queue, there in QUEUES.items() if there == name]
+            own = [queue for queue, queue_database in QUEUES.items() if queue_database == name]
             model.real.grant_rights(ROLE, database=name, receive=own)
             model.real.database(name).grant("CONTROL", ROLE)  # also closes the instance's connections
         with sb.open(f"{url}&options={quote(f'-c role={ROLE}')}") as RestrictedDatabase.role:

@@ -137,14 +137,14 @@ def run_command(*arguments: object, timeout: float = 60, **options: Any) -> subp
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-def _stream(wanted: int | IO[Any] | None, usual: int, text: bool) -> tuple[IO[Any] | None, int]:
+def _stream(expected: int | IO[Any] | None, usual: int, text: bool) -> tuple[IO[Any] | None, int]:
     """Return this process's end of a stream, if it is a pipe, and the descriptor for the child."""
-    if wanted == subprocess.PIPE:
+    if expected == subprocess.PIPE:
         ours, theirs = os.pipe()
         return os.fdopen(ours, "r" if text else "rb"), theirs
-    if wanted is None:
+    if expected is None:
         return None, usual
-    return None, os.dup(wanted if isinstance(wanted, int) else wanted.fileno())
+    return None, os.dup(expected if isinstance(expected, int) else expected.fileno())
 
 
 @functools.cache
@@ -180,25 +180,25 @@ def _fork_as_asked(statement_counts: socket.socket) -> dict[str, Any] | None:
                 text, descriptors, *_ = socket.recv_fds(statement_counts, _MAX_REQUEST_BYTES, 3)
                 if not text:
                     return None
-                *ways, told = descriptors
+                *stream_fds, answer_fd = descriptors
                 pid = os.fork()
                 if not pid:
-                    for way, number in zip(ways, (1, 2), strict=True):
+                    for way, number in zip(stream_fds, (1, 2), strict=True):
                         os.dup2(way, number)
                     request: dict[str, Any] = json.loads(text)
                     return request
-                os.write(told, b"%16d" % pid)
-                for way in ways:
+                os.write(answer_fd, b"%16d" % pid)
+                for way in stream_fds:
                     os.close(way)
-                watched = os.pidfd_open(pid)
-                waiting.register(watched, selectors.EVENT_READ, functools.partial(_tell, pid, watched, told))
+                process_fd = os.pidfd_open(pid)
+                waiting.register(process_fd, selectors.EVENT_READ, functools.partial(_tell, pid, process_fd, answer_fd))
 
 
-def _tell(pid: int, watched: int, told: int) -> None:
+def _tell(pid: int, process_fd: int, answer_fd: int) -> None:
     """Report the exit code of a process that has ended."""
-    os.close(watched)
-    os.write(told, b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    os.close(told)
+    os.close(process_fd)
+    os.write(answer_fd, b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os.close(answer_fd)
 
 
 def _become(request: dict[str, Any]) -> None:

@@ -174,18 +174,18 @@ class Hostile:
             self.stream.close()
 
 
-def lies(talk: Talk, chance: random.Random) -> list[bytes]:
+def lies(talk: Talk, rng: random.Random) -> list[bytes]:
     """Return forged frames of both sides of a conversation: messages, acknowledgements, ends and errors."""
     order, reply = Part(ORDER, Content.DATA, b"forged"), Part(REPLY, Content.DATA, b"forged")
     complete = Acknowledgement(2**40)
-    partial = Acknowledgement(chance.randrange(1, 1_000))
+    partial = Acknowledgement(rng.randrange(1, 1_000))
     opening = Opening(CONTRACT, 3600, encryption=False)
     failure = BrokerFailure(-8462, "It is over.")
     forged: list[tuple[Header, Payload]] = []
     for is_initiator in (True, False):
         header = _header(talk, is_initiator=is_initiator)
         data = order if is_initiator else reply
-        for number in (0, 1, chance.randrange(2, 500)):
+        for number in (0, 1, rng.randrange(2, 500)):
             forged.append((_with(header, Kind.RUN, number, partial), (data,)))
             forged.append((_with(header, Kind.RUN, number), (Part(data.message_type, Content.END, None),)))
             forged.append((_with(header, Kind.RUN, number), (Part(data.message_type, Content.ERROR, b"<Error/>"),)))
@@ -199,7 +199,7 @@ def lies(talk: Talk, chance: random.Random) -> list[bytes]:
         for header, payload in forged
         if not (header.is_from_initiator and header.number == 0 and _ends(payload))
     ]
-    chance.shuffle(frames)
+    rng.shuffle(frames)
     return [encode(header, payload, UNSECURED.first) for header, payload in frames]
 
 
@@ -225,26 +225,26 @@ def _with(
     return replace(header, kind=kind, number=number, acknowledgement=acknowledgement, opening=opening)
 
 
-def noise(chance: random.Random) -> bytes:
+def noise(rng: random.Random) -> bytes:
     """Return random valid and invalid frames."""
     kinds = (
         lambda: encode_frame(FrameKind.KEEP_ALIVE),
-        lambda: encode_frame(FrameKind.DIALOG, chance.randbytes(100)),
-        lambda: encode_frame(FrameKind.FORWARDED, chance.randbytes(200)),
+        lambda: encode_frame(FrameKind.DIALOG, rng.randbytes(100)),
+        lambda: encode_frame(FrameKind.FORWARDED, rng.randbytes(200)),
         lambda: encode_frame(FrameKind.DIALOG, b"changed")[:-1] + b"!",
     )
-    return b"".join(kinds[chance.randrange(len(kinds))]() for _ in range(200))
+    return b"".join(kinds[rng.randrange(len(kinds))]() for _ in range(200))
 
 
 class Forwarder(threading.Thread):
     """A forwarder that forwards all messages, and forges further ones for the same conversations."""
 
-    def __init__(self, port: int, to: list[int], identity: Path, chance: random.Random) -> None:
+    def __init__(self, port: int, to: list[int], identity: Path, rng: random.Random) -> None:
         super().__init__(daemon=True)
         self.over = threading.Event()
         self.carried: list[bytes] = []
         self.told = 0
-        self._identity, self._chance = identity, chance
+        self._identity, self._rng = identity, rng
         self._daemon_id = uuid4()
         self._links = [Hostile.connect(peer_port, identity, self._daemon_id).hear() for peer_port in to]
         self._listening = socket.create_server(("127.0.0.1", port))
@@ -277,7 +277,7 @@ class Forwarder(threading.Thread):
             return
         self.carried.append(body)
         talk = Talk(header.conversation_id, *_ends_of(header))
-        forged = lies(talk, self._chance)[:8]
+        forged = lies(talk, self._rng)[:8]
         changed = bytearray(body)
         changed[-1] ^= 1
         for link in self._links:
@@ -384,7 +384,7 @@ class Attacker:
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
-        self.chance = random.Random(orders.seed)
+        self.rng = random.Random(orders.seed)
         self.identity = Path(orders.identity)
         self.talks = [parse_talk(talk) for talk in orders.talks]
         self.own = parse_talk(orders.own)
@@ -392,7 +392,7 @@ class Attacker:
         self.heard: list[bytes] = []
         self.deeds: dict[str, int] = {}
         # conversations with a large message, and its next fragment
-        self.large = [(UUID(int=self.chance.getrandbits(128)), 0) for _ in range(LARGE_COUNT)]
+        self.large = [(UUID(int=self.rng.getrandbits(128)), 0) for _ in range(LARGE_COUNT)]
         self.attacks = (
             self.noise,
             self.lies,
@@ -432,9 +432,9 @@ class Attacker:
                     continue
 
                 if not due:
-                    due = self.chance.sample(self.attacks, len(self.attacks))  # each of them also in a short run
+                    due = self.rng.sample(self.attacks, len(self.attacks))  # each of them also in a short run
                 attack = due.pop()
-                attack(self.chance.choice(self.links))
+                attack(self.rng.choice(self.links))
                 self.deeds[attack.__name__] = self.deeds.get(attack.__name__, 0) + 1
         self.heard += [body for link in (*self.links, *self.welcomed) for body in link.heard]
 
@@ -450,7 +450,7 @@ class Attacker:
         daemon_id, instance = name
         with suppress(OSError, ssl.SSLError):
             link = Hostile.connect(
-                self.chance.choice(self.orders.ports),
+                self.rng.choice(self.orders.ports),
                 self.identity,
                 UUID(daemon_id),
                 UUID(instance) if instance else None,
@@ -461,22 +461,22 @@ class Attacker:
         return []
 
     def noise(self, link: Hostile) -> None:
-        link.raw(noise(self.chance))
+        link.raw(noise(self.rng))
         link.read()
 
     def lies(self, link: Hostile) -> None:
-        for body in lies(self.chance.choice(self.talks), self.chance):
+        for body in lies(self.rng.choice(self.talks), self.rng):
             link.say(body)
         link.flush()
         link.read()
 
     def pass_on(self, link: Hostile) -> None:
-        for body in lies(self.chance.choice(self.talks), self.chance):
+        for body in lies(self.rng.choice(self.talks), self.rng):
             link.say(body, is_forwarded=True)
         link.flush()
 
     def claim(self, link: Hostile) -> None:
-        self.links += self._greet(self.chance.choice(self.orders.names))
+        self.links += self._greet(self.rng.choice(self.orders.names))
 
     def ask(self, link: Hostile) -> None:
         link.ask(KnownTimeline("c", 10**6))
@@ -487,8 +487,8 @@ class Attacker:
         for _ in range(20):
             header = _header(self.own._replace(conversation_id=uuid4()), is_initiator=True)
             opening = Opening(CONTRACT, 10**6, encryption=False)
-            if self.chance.random() < 0.5:
-                header = _with(header, Kind.RUN, self.chance.randrange(1, 64), opening=opening)
+            if self.rng.random() < 0.5:
+                header = _with(header, Kind.RUN, self.rng.randrange(1, 64), opening=opening)
                 header, body = replace(header, traces=((0, bytes(25)),)), b"x"
             else:
                 header = replace(
@@ -501,7 +501,7 @@ class Attacker:
 
     def fragment(self, link: Hostile) -> None:
         """Send the next fragments of messages of 2 GB, in order, on many conversations."""
-        for place in self.chance.sample(range(len(self.large)), 20):
+        for place in self.rng.sample(range(len(self.large)), 20):
             conversation, fragment = self.large[place]
             self.large[place] = conversation, fragment + 1
             header = _header(self.own._replace(conversation_id=conversation), is_initiator=True)

@@ -136,21 +136,21 @@ def objects(connection: psycopg.Connection[Any]) -> Objects:
     )
 
 
-def statements(found: Objects, names: dict[str, str]) -> Iterator[str]:
+def statements(objects: Objects, names: dict[str, str]) -> Iterator[str]:
     """Return every kind of statement on every object."""
 
     def fill_templates(texts: Iterable[str], *places: str, **more: object) -> Iterator[str]:
         for text in texts:
             yield text.format(*places, **names, **more)
 
-    for name, oid, column in found.tables:
+    for name, oid, column in objects.tables:
         yield from fill_templates(_TABLES, name, oid=oid, name=f"'{name}'")
         yield from fill_templates(_COLUMNS, name, column)
-    for name, oid in found.sequences:
+    for name, oid in objects.sequences:
         yield from fill_templates(_SEQUENCES, name, oid=oid, name=f"'{name}'")
-    for name in found.functions:
+    for name in objects.functions:
         yield from fill_templates(_FUNCTIONS, name)
-    for name in found.schemas:
+    for name in objects.schemas:
         yield from fill_templates(_SCHEMAS, name)
 
 
@@ -195,25 +195,28 @@ def executable(connection: psycopg.Connection[Any]) -> list[tuple[str, list[str]
 
 
 def calls(
-    functions: Sequence[tuple[str, list[str]]], pool: dict[str, Sequence[object]], chance: random.Random, each: int
+    functions: Sequence[tuple[str, list[str]]],
+    pool: dict[str, Sequence[object]],
+    rng: random.Random,
+    calls_of_each: int,
 ) -> Iterator[str]:
     """Return calls of each function with values from the pool of each type, with arrays of them, and with nulls."""
     for name, types in functions:
-        for _ in range(each):
-            values = [_value(one, pool, chance) for one in types]
-            left_out = chance.random() < 0.5 and types[-1:] == ["uuid"]  # me
-            places = ", ".join(values[:-1] if left_out else values)
-            yield f"select r::text from {name}({places}) r"
+        for _ in range(calls_of_each):
+            values = [_value(argument_type, pool, rng) for argument_type in types]
+            left_out = rng.random() < 0.5 and types[-1:] == ["uuid"]  # me
+            arguments_text = ", ".join(values[:-1] if left_out else values)
+            yield f"select r::text from {name}({arguments_text}) r"
 
 
-def _value(kind: str, pool: dict[str, Sequence[object]], chance: random.Random) -> str:
-    if chance.random() < 0.1:
+def _value(kind: str, pool: dict[str, Sequence[object]], rng: random.Random) -> str:
+    if rng.random() < 0.1:
         return f"null::{kind}"
     if kind.endswith("[]"):
-        some = [_value(kind[:-2], pool, chance) for _ in range(chance.randrange(4))]
-        return f"array[{', '.join(some)}]::{kind}"
-    given = chance.choice(list(itertools.chain(pool.get(kind, ["0"]))))
-    return f"{sql.Literal(str(given)).as_string(None)}::{kind}"
+        elements = [_value(kind[:-2], pool, rng) for _ in range(rng.randrange(4))]
+        return f"array[{', '.join(elements)}]::{kind}"
+    value = rng.choice(list(itertools.chain(pool.get(kind, ["0"]))))
+    return f"{sql.Literal(str(value)).as_string(None)}::{kind}"
 
 
 def say(connection: psycopg.Connection[Any], texts: Sequence[str]) -> tuple[str, list[Outcome]]:
@@ -245,13 +248,13 @@ end $$
 
 def digest(connection: psycopg.Connection[Any], but: Sequence[str] = ()) -> dict[str, str]:
     """Return a checksum of each of our tables, and of the definitions of our objects."""
-    found = {}
+    digests = {}
     for name, _, _ in objects(connection).tables:
         if name.split(".")[0] == "servicebroker" and name.split(".")[1] not in but:
             row = connection.execute(
                 f"select md5(coalesce(string_agg(t::text, '|' order by t::text), '')) from {name} t"
             )  # type: ignore[call-overload]
-            found[name] = row.fetchone()[0]
+            digests[name] = row.fetchone()[0]
     for what, text in {
         "relations": "select c.relname, c.relowner, c.relacl, c.relkind, c.relhasrules, c.relhastriggers, "
         "c.relrowsecurity from pg_class c join pg_namespace n on n.oid = c.relnamespace",
@@ -264,5 +267,5 @@ def digest(connection: psycopg.Connection[Any], but: Sequence[str] = ()) -> dict
         row = connection.execute(  # type: ignore[call-overload]
             f"select md5(string_agg(t::text, '|' order by t::text)) from ({text} where {OURS}) t"
         )
-        found[what] = row.fetchone()[0]
-    return found
+        digests[what] = row.fetchone()[0]
+    return digests

@@ -25,7 +25,7 @@ def main(port: int, seed: int) -> None:
     os.nice(19)  # a real attacker has a processor of its own
     draw = random.Random(seed)
     maker = RequestMaker(draw, port, [], [UUID(int=0)], may_act=False)
-    held: deque[socket.socket] = deque()
+    sockets: deque[socket.socket] = deque()
     count = 0
     print("ready", flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], PAUSE_S)[0]:
@@ -38,11 +38,11 @@ def main(port: int, seed: int) -> None:
                 connection.sendall(content[:-1] if is_held else content)
                 connection.recv(65_536)
             if is_held:
-                held.append(connection)
+                sockets.append(connection)
             else:
                 connection.close()
-        while len(held) > HELD_COUNT:
-            held.popleft().close()
+        while len(sockets) > HELD_COUNT:
+            sockets.popleft().close()
     print(count)  # noqa: T201
 
 

@@ -48,8 +48,8 @@ class CatalogTable:
     def columns(self, snapshot=None):
         """Return the names and types of the columns, now or in a snapshot."""
         schema = self.metadata["current-schema-id"] if snapshot in (None, -1) else self._snapshot(snapshot)["schema-id"]
-        (found,) = (one for one in self.metadata["schemas"] if one["schema-id"] == schema)
-        return {field["name"]: field for field in found["fields"]}
+        (schema_found,) = (candidate for candidate in self.metadata["schemas"] if candidate["schema-id"] == schema)
+        return {field["name"]: field for field in schema_found["fields"]}
 
     def kinds(self):
         names = {"int": "integer"}
@@ -58,8 +58,8 @@ class CatalogTable:
         }
 
     def _snapshot(self, number):
-        (found,) = (one for one in self.metadata["snapshots"] if one["snapshot-id"] == number)
-        return found
+        (snapshot,) = (candidate for candidate in self.metadata["snapshots"] if candidate["snapshot-id"] == number)
+        return snapshot
 
     def files(self, snapshot=None):
         """Return the data files of a snapshot from its manifests."""
@@ -74,14 +74,14 @@ class CatalogTable:
 
     def in_duckdb(self, snapshot=None):
         columns = self.columns(snapshot)
-        wanted = ", ".join(
+        expected = ", ".join(
             f"{field['id']}: {{name: '{name}', type: '{KINDS.get(field['type'], field['type'].upper())}', "
             "default_value: NULL}"
             for name, field in columns.items()
         )
         rows = []
         for file in self.files(snapshot):
-            told = duckdb.execute(f"select * from read_parquet(?, schema = MAP {{{wanted}}})", [file["file_path"]])
+            told = duckdb.execute(f"select * from read_parquet(?, schema = MAP {{{expected}}})", [file["file_path"]])
             names = [column[0] for column in told.description]
             found = [dict(zip(names, values, strict=True)) for values in told.fetchall()]
             assert len(found) == file["record_count"]

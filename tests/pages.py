@@ -225,8 +225,8 @@ class Newcomer:
     def _run(self, terminal: str, command: str, printed: str) -> None:
         if command == "^C":
             self._end(terminal)
-        elif exported := re.match(r"export (\w+)=(.*)", command):
-            self._environment[exported[1]] = exported[2].strip("'\"")
+        elif match := re.match(r"export (\w+)=(.*)", command):
+            self._environment[match[1]] = match[2].strip("'\"")
         elif terminal:
             with (self._output / terminal).open("ab") as output:
                 self._terminals[terminal] = subprocess.Popen(

@@ -43,7 +43,7 @@ class Worker(threading.Thread):
 
     def __init__(self, feeds: Sequence[Feed], seed: float) -> None:
         super().__init__()
-        self.feeds, self.chance = feeds, random.Random(seed)
+        self.feeds, self.rng = feeds, random.Random(seed)
         self.stop = threading.Event()
 
     def run(self) -> None:
@@ -69,14 +69,14 @@ class Sender(Worker):
         self.handles = [feed.dialog() for _ in range(2)]
 
     def work(self) -> None:
-        count = self.chance.randrange(1, 40)
+        count = self.rng.randrange(1, 40)
         numbers = range(self.next, self.next + count)
         self.next += count
         with self.feed.database.transaction() as transaction:
             transaction.connection.execute("select pg_current_xact_id()")
-            time.sleep(self.chance.random() * 0.2)
-            send(transaction, self.chance.choice(self.handles), self.number, numbers)
-            if self.chance.random() < 0.1:
+            time.sleep(self.rng.random() * 0.2)
+            send(transaction, self.rng.choice(self.handles), self.number, numbers)
+            if self.rng.random() < 0.1:
                 raise InterruptedError
         self.confirmed += [(self.number, n) for n in numbers]
 
@@ -101,9 +101,9 @@ class Meddler(Worker):
         self.fleeting = FIRST_FLEETING
 
     def work(self) -> None:
-        time.sleep(self.chance.random() * 0.6)
-        feed = self.chance.choice(self.feeds)
-        deed = self.chance.choice((self.receive, self.stream, self.look, self.move, self.end, self.leave, self.switch))
+        time.sleep(self.rng.random() * 0.6)
+        feed = self.rng.choice(self.feeds)
+        deed = self.rng.choice((self.receive, self.stream, self.look, self.move, self.end, self.leave, self.switch))
         try:
             deed(feed)
         except sb.ServiceBrokerError:
@@ -138,13 +138,13 @@ class Meddler(Worker):
             )
             found = connection.execute(sql, (feed.to_service,)).fetchall()
         if len(found) > 1:
-            (handle, _), (_, group) = self.chance.sample(found, 2)
+            (handle, _), (_, group) = self.rng.sample(found, 2)
             feed.database.move_conversation(handle, group)
 
     def end(self, feed: Feed) -> None:
         """End a conversation on the reading side, which drops its unread messages."""
         handle = self._send(feed)
-        time.sleep(self.chance.random())
+        time.sleep(self.rng.random())
         with feed.database.instance.connection() as connection:
             sql = "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s"
             ((far,),) = connection.execute(sql, (handle,)).fetchall()
@@ -160,12 +160,12 @@ class Meddler(Worker):
         number = self.fleeting if fleeting else -self.fleeting
         with feed.database.transaction() as transaction:
             handle = transaction.begin_dialog(feed.from_service, feed.to_service, contract="Lines")
-            send(transaction, handle, number, range(self.chance.randrange(1, 20)))
+            send(transaction, handle, number, range(self.rng.randrange(1, 20)))
         return handle
 
     def switch(self, feed: Feed) -> None:
         feed.database.alter_queue(feed.queue, status=False)
-        time.sleep(self.chance.random())
+        time.sleep(self.rng.random())
         feed.database.alter_queue(feed.queue, status=True)
 
 
@@ -178,8 +178,8 @@ def check(lines: list[str], bronze: list[str], sent: Sent, *, moved: bool = Fals
     found = duckdb.sql(f"select sender, n from read_parquet({lines}) order by 1, 2").fetchall()
     assert [row for row in found if row[0] < FIRST_FLEETING] == [row for row in sent if row[0] < FIRST_FLEETING]
     fleeting = Counter(sender for sender, _ in found if sender >= FIRST_FLEETING)
-    wanted = Counter(sender for sender, _ in sent)
-    assert all(count <= wanted[sender] for sender, count in fleeting.items())
+    expected = Counter(sender for sender, _ in sent)
+    assert all(count <= expected[sender] for sender, count in fleeting.items())
     # along a conversation, numbers have no gap and the bodies are in their order
     disorder = duckdb.sql(
         "select count(*) from (select _message_sequence_number - row_number() over w + 1 as gap, "

@@ -181,7 +181,7 @@ class Model(RuleBasedStateMachine):
     def conversation(self, handle: UUID) -> UUID:
         """Return the conversation id. The engine may have removed an ended initiator after delivering its messages."""
         sessions = [self.double._memory.endpoints, *(pair.double._session.endpoints.changes for pair in self.open)]
-        of_double = (known[handle].conversation_id for known in sessions if known.get(handle) is not None)
+        of_double = (session[handle].conversation_id for session in sessions if session.get(handle) is not None)
         conversation_id = next(of_double, None)
         return conversation_id or self.see(_CONVERSATION, handle)[0][0]  # within a step only the engine has it
 
@@ -196,15 +196,15 @@ class Model(RuleBasedStateMachine):
 
     def handle(self, which: int) -> UUID:
         """Choose a handle of any session, newest first, or rarely an unknown one."""
-        known = list(self.double._memory.endpoints)
+        handles = list(self.double._memory.endpoints)
         for pair in self.open:
-            known += [handle for handle in pair.double._session.endpoints.changes if handle not in known]
-        known.reverse()
-        return known[which % len(known)] if known and which % 23 != 22 else NOBODY
+            handles += [handle for handle in pair.double._session.endpoints.changes if handle not in handles]
+        handles.reverse()
+        return handles[which % len(handles)] if handles and which % 23 != 22 else NOBODY
 
     def group(self, which: int) -> UUID:
-        known = list(self.double._memory.groups)
-        return known[which % len(known)] if known and which % 23 != 22 else NOBODY
+        groups = list(self.double._memory.groups)
+        return groups[which % len(groups)] if groups and which % 23 != 22 else NOBODY
 
     def has_conversations(self) -> bool:
         return bool(self.double._memory.endpoints)
@@ -380,14 +380,14 @@ class Model(RuleBasedStateMachine):
     @rule(which=number, queue=st.sampled_from(["Near", "Far"]), answers=st.booleans())
     def serve(self, which: int, queue: str, answers: bool) -> None:
         """Receive from one conversation, answer and end it, as most applications do."""
-        found: list[Any] = []
+        messages: list[Any] = []
 
         def receive(tx: Any) -> Any:
-            found[:] = tx.receive(queue, top=2)
-            return comparable_messages(found)
+            messages[:] = tx.receive(queue, top=2)
+            return comparable_messages(messages)
 
         self.step("receive", self.session(which), receive)
-        for handle in {message.conversation_handle for message in found}:
+        for handle in {message.conversation_handle for message in messages}:
             if answers:
                 self.step("answer", self.session(which), lambda tx, to=handle: tx.send(to, PLAIN, b"x"), in_order=False)
             self.step("end", self.session(which), lambda tx, of=handle: tx.end_conversation(of), in_order=False)
@@ -518,8 +518,8 @@ class Model(RuleBasedStateMachine):
 def toggle_service(database: Any, which: int) -> None:
     try:
         database.create_service(LATE, "Other" if database.name == "B" else "Far", [CONTRACT][: which % 5])
-    except sb.BrokerError as refused:
-        if refused.number != 2714:
+    except sb.BrokerError as error:
+        if error.number != 2714:
             raise
         database.drop_service(LATE)
 
@@ -529,8 +529,8 @@ def toggle_priority(database: Any, which: int) -> None:
         sides = {"remote_service_name": "//far"} if which % 3 else {}
         sides |= {"local_service_name": ("//near", "//far")[which % 5 % 2]} if which % 5 else {}
         database.create_broker_priority("p", contract_name=CONTRACT, priority_level=which % 12, **sides)
-    except sb.BrokerError as refused:
-        if refused.number != 33303:
+    except sb.BrokerError as error:
+        if error.number != 33303:
             raise
         database.drop_broker_priority("p")
 
@@ -553,12 +553,12 @@ def run_histories(
     model: type[Model],
     url: str,
     steps: int,
-    chance: random.Random,
+    rng: random.Random,
     record_property: Callable[[str, object], None],
     defined: Callable[[], None] = lambda: None,
 ) -> None:
     """Do random steps on a new instance, or continue; `defined` is called once its objects are there."""
-    repeated = 0  # histories that went otherwise than before
+    repeated_count = 0  # histories that went otherwise than before
     with open_for_model(model, url):
         defined()
         while (left := steps - model.steps.total()) > 0:  # a history may be shorter than STEPS
@@ -571,11 +571,12 @@ def run_histories(
                 suppress_health_check=list(HealthCheck),
             )
             try:
-                run_state_machine_as_test(seed(chance.getrandbits(32))(model), settings=histories)
+                run_state_machine_as_test(seed(rng.getrandbits(32))(model), settings=histories)
             except FlakyStrategyDefinition:  # began as an earlier one, and a vacuum held a lock in one of them
-                repeated += 1
-                assert repeated < MOST_REPEATED + steps // 10_000
+                repeated_count += 1
+                assert repeated_count < MOST_REPEATED + steps // 10_000
     record_property(
         "steps",
-        f"{model.steps.total()} steps: {dict(model.steps)}, {dict(model.outcomes)}, {repeated} repeated otherwise",
+        f"{model.steps.total()} steps: {dict(model.steps)}, {dict(model.outcomes)}, "
+        f"{repeated_count} repeated otherwise",
     )

@@ -114,9 +114,9 @@ class Pair:
     def rounds(self, count: int = 6) -> None:
         """Run rounds of both relays, each with the frames that the other one has sent."""
         for _ in range(count):
-            for here, there in ((self.west, self.east), (self.east, self.west)):
-                frames, there.out.frames = there.out.frames, deque()
-                here.round(frames)
+            for receiver, sender in ((self.west, self.east), (self.east, self.west)):
+                frames, sender.out.frames = sender.out.frames, deque()
+                receiver.round(frames)
 
     def pass_time(self, seconds: float) -> None:
         for site in (self.west, self.east):

@@ -128,9 +128,9 @@ def outcome(verb: Callable[[], Any]) -> tuple[Any, ...]:
     """Return the result of a verb, its refusal, or that it would wait for another transaction."""
     try:
         return "done", verb()
-    except sb.BrokerError as refused:
+    except sb.BrokerError as error:
         # T-SQL writes GUIDs in upper case
-        return "refused", refused.number, _GUID.sub(lambda found: found[0].lower(), str(refused))
+        return "refused", error.number, _GUID.sub(lambda match: match[0].lower(), str(error))
     except (LockTimeout, psycopg.errors.LockNotAvailable, servicebroker.testing.WouldWait):
         return ("waits",)
 
@@ -187,16 +187,16 @@ def _arrive_as(real: Rows, database: Any, queue: str) -> None:
     for number, message in zip(sorted(messages), real, strict=True):
         row = next((row for row in rows if _pick(row, _MESSAGE) == message), None)
         assert row is not None, f"only the engine has {message}"
-        first = next(other for other in rows if other["conversation_handle"] == row["conversation_handle"])
+        first = next(candidate for candidate in rows if candidate["conversation_handle"] == row["conversation_handle"])
         assert _pick(first, _MESSAGE) == message, "the order within a conversation is another one"
         rows.remove(first)
         renumbered[number] = replace(messages[first["queuing_order"]], queuing_order=number)
-    committed = session.memory.messages
+    committed_messages = session.memory.messages
     for (
         number,
         message,
     ) in renumbered.items():  # only new messages are reordered, so each stays committed or uncommitted
-        (session.messages.changes if number in session.messages.changes else committed)[number] = message
+        (session.messages.changes if number in session.messages.changes else committed_messages)[number] = message
 
 
 def _pick(row: dict[str, Any], columns: str) -> tuple[Any, ...]:
@@ -219,5 +219,5 @@ def identity(see: Callable[..., Rows], handle: UUID, conversation: UUID | None) 
     """Return the identifiers that the engine has given to an endpoint, or to the target's side of a conversation."""
     text = "select conversation_handle, conversation_id, conversation_group_id from sys.conversation_endpoints where "
     text += "conversation_handle = $1" if conversation is None else "is_initiator = 0 and conversation_id = $1"
-    (found,) = see(text, conversation or handle)
-    return found[0], found[1], found[2]
+    (row,) = see(text, conversation or handle)
+    return row[0], row[1], row[2]

@@ -41,20 +41,20 @@ class Cluster:
     def _start(self, kind: str, *arguments: object) -> subprocess.Popen[bytes]:
         java = f"org.apache.spark.deploy.{kind}.{kind.capitalize()}"
         command = [HOME / "bin" / "spark-class", java, *arguments]
-        with (self._folder / f"{kind}-{self._count}.log").open("wb") as said:
+        with (self._folder / f"{kind}-{self._count}.log").open("wb") as log_file:
             return subprocess.Popen(
-                [*map(str, command)], env=self._environment, stdout=said, stderr=said, start_new_session=True
+                [*map(str, command)], env=self._environment, stdout=log_file, stderr=log_file, start_new_session=True
             )
 
     def add_worker(self) -> subprocess.Popen[bytes]:
         """Start a worker with its own address, and wait until the master has registered it."""
         self._count += 1
-        host, place = f"127.0.0.{1 + self._count}", self._folder / f"worker-{self._count}"
+        host, folder = f"127.0.0.{1 + self._count}", self._folder / f"worker-{self._count}"
         size = ("--cores", 2, "--memory", "1g", "--webui-port", 0)
-        worker = self._start("worker", "--host", host, *size, "--work-dir", place, self.url)
+        worker = self._start("worker", "--host", host, *size, "--work-dir", folder, self.url)
         self._all.append(worker)
         give_up = time.monotonic() + 120
-        while not any(one["host"] == host for one in self._workers()):
+        while not any(worker_row["host"] == host for worker_row in self._workers()):
             assert worker.poll() is None, (self._folder / f"worker-{self._count}.log").read_text()
             assert time.monotonic() < give_up, "the worker never came"
             time.sleep(0.1)
@@ -62,15 +62,15 @@ class Cluster:
 
     def _workers(self) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self._web}/json/") as page:
-            found: list[dict[str, Any]] = json.load(page)["workers"]
-            return [one for one in found if one["state"] == "ALIVE"]
+            workers: list[dict[str, Any]] = json.load(page)["workers"]
+            return [worker for worker in workers if worker["state"] == "ALIVE"]
         return []
 
     def submit(
-        self, program: Path, *arguments: object, settings: Mapping[str, str], said: IO[bytes]
+        self, program: Path, *arguments: object, settings: Mapping[str, str], log_file: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Run a Python program with `spark-submit`."""
-        given = {
+        all_settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.extraJavaOptions": _SHORT_LIVED,
@@ -81,10 +81,10 @@ class Cluster:
             "spark.ui.enabled": "false",
             **settings,
         }
-        confs = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+        confs = [word for name, value in all_settings.items() for word in ("--conf", f"{name}={value}")]
         command = [HOME / "bin" / "spark-submit", "--master", self.url, *confs, program, *arguments]
         return subprocess.Popen(
-            [*map(str, command)], env=self._environment, stdout=said, stderr=said, start_new_session=True
+            [*map(str, command)], env=self._environment, stdout=log_file, stderr=log_file, start_new_session=True
         )
 
     def close(self) -> None:
@@ -96,11 +96,11 @@ class Cluster:
 @contextmanager
 def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
     """Start a cluster without workers."""
-    started = Cluster(folder, environment)
+    running_cluster = Cluster(folder, environment)
     try:
-        yield started
+        yield running_cluster
     finally:
-        started.close()
+        running_cluster.close()
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -112,12 +112,12 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Return the events of this kind that a driver has logged, with `spark.eventLog.enabled`."""
-    found = []
+    found_events = []
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.name.startswith((".", "appstatus")):
             lines = file.read_text().splitlines()  # the last line of a killed driver may be incomplete
-            found += [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
-    return found
+            found_events += [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
+    return found_events
 
 
 def _free_port() -> int:

@@ -25,9 +25,11 @@ class TsqlModel(Model):
 
     def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], **options: Any) -> None:  # type: ignore[override]
         """Compare without the numbers of SEND, which T-SQL lacks, and accept T-SQL's errors for missing objects."""
-        met = pair.real.met if kind == "receive" and pair in self.open else frozenset()
-        said = unsaid(verb) if kind in ("send", "multicast", "send batch", "answer") else as_read(verb, met)
-        super().step(kind, pair, only_handle(verb) if kind == "short" else said, **options)
+        known_handles = pair.real.met if kind == "receive" and pair in self.open else frozenset()
+        spoken_verb = (
+            unsaid(verb) if kind in ("send", "multicast", "send batch", "answer") else as_read(verb, known_handles)
+        )
+        super().step(kind, pair, only_handle(verb) if kind == "short" else spoken_verb, **options)
 
     @precondition(Model.has_conversations)
     @rule(which=Model.number, other=Model.number, kind=st.sampled_from([PLAIN, DOCUMENT]), count=st.integers(1, 4))
@@ -61,7 +63,7 @@ def only_handle(verb: Callable[[Any], Any]) -> Callable[[Any], list[UUID]]:
     return run
 
 
-def as_read(verb: Callable[[Any], Any], met: Collection[UUID]) -> Callable[[Any], Any]:
+def as_read(verb: Callable[[Any], Any], known_handles: Collection[UUID]) -> Callable[[Any], Any]:
     """Accept 208 for 15151 where RECEIVE and GET name a missing queue.
 
     RECEIVE from a group or conversation that the transaction has received from or ended may return no rows.
@@ -70,11 +72,11 @@ def as_read(verb: Callable[[Any], Any], met: Collection[UUID]) -> Callable[[Any]
     def run(speaker: Any) -> Any:
         try:
             return verb(speaker)
-        except sb.BrokerError as refused:
-            named = re.search(r'"([0-9a-f-]{36})"', str(refused))
-            if refused.number in (8426, 8436) and named and UUID(named[1]) in met:
+        except sb.BrokerError as error:
+            named = re.search(r'"([0-9a-f-]{36})"', str(error))
+            if error.number in (8426, 8436) and named and UUID(named[1]) in known_handles:
                 return []
-            missing = re.search(r"Cannot find the queue '(.+)'", str(refused))
-            raise (sb.BrokerError(208, missing[1]) if missing else refused) from None
+            missing = re.search(r"Cannot find the queue '(.+)'", str(error))
+            raise (sb.BrokerError(208, missing[1]) if missing else error) from None
 
     return run

@@ -61,10 +61,10 @@ class TsqlSpeaker:
             if self._session is not None:
                 return self._session.execute(script, parameters)
             return self.database.execute_tsql(script, parameters)
-        except sb.TsqlError as refused:
-            if refused.number == LOCK_TIMEOUT:
+        except sb.TsqlError as error:
+            if error.number == LOCK_TIMEOUT:
                 raise psycopg.errors.LockNotAvailable from None
-            raise TsqlRefusal(refused) from None
+            raise TsqlRefusal(error) from None
 
     # ------------------------------------------------------------ verbs
 
@@ -88,11 +88,11 @@ class TsqlSpeaker:
     def send(self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Any = None) -> None:
         """SEND, on one conversation or several."""
         handles = [handle] if isinstance(handle, UUID) else list(handle)
-        places = ", ".join(f"{{h{number}}}" for number in range(len(handles)))
+        placeholders = ", ".join(f"{{h{number}}}" for number in range(len(handles)))
         values = {f"h{number}": one for number, one in enumerate(handles)}
-        on = places if len(handles) == 1 else f"({places})"
-        given = body.encode() if isinstance(body, str) else body
-        self._run(f"SEND ON CONVERSATION {on} MESSAGE TYPE [{message_type}] ({{body}})", body=given, **values)
+        on = placeholders if len(handles) == 1 else f"({placeholders})"
+        body_bytes = body.encode() if isinstance(body, str) else body
+        self._run(f"SEND ON CONVERSATION {on} MESSAGE TYPE [{message_type}] ({{body}})", body=body_bytes, **values)
 
     def send_in_a_loop(self, handle: UUID, message_type: str, count: int) -> None:
         """SEND in a loop, which the first error ends."""
@@ -105,11 +105,11 @@ class TsqlSpeaker:
             count=count,
         )
 
-    def receive(self, queue: str, *, top: int | None = None, **where: UUID) -> list[sb.Message]:
+    def receive(self, queue: str, *, top: int | None = None, **conditions: UUID) -> list[sb.Message]:
         """RECEIVE."""
         text = f"RECEIVE {'' if top is None else 'TOP ({top})'} * FROM {queue}"
         values: dict[str, object] = {} if top is None else {"top": top}
-        for column, wanted in where.items():
+        for column, wanted in conditions.items():
             text += f" WHERE {column} = {{wanted}}"
             values["wanted"] = wanted
         return [sb.Message(*row) for row in self._run(text, **values).rows]
@@ -175,8 +175,8 @@ class TsqlSpeaker:
 
     def create_service(self, name: str, queue: str, contracts: Sequence[str]) -> None:
         """CREATE SERVICE."""
-        listed = f" ({', '.join(f'[{one}]' for one in contracts)})" if contracts else ""
-        self._run(f"CREATE SERVICE [{name}] ON QUEUE {queue}{listed}")
+        contract_list = f" ({', '.join(f'[{one}]' for one in contracts)})" if contracts else ""
+        self._run(f"CREATE SERVICE [{name}] ON QUEUE {queue}{contract_list}")
 
     def drop_service(self, name: str) -> None:
         """DROP SERVICE."""
@@ -192,12 +192,12 @@ class TsqlSpeaker:
 
     def create_broker_priority(self, name: str, *, priority_level: int, **clauses: str) -> None:
         """CREATE BROKER PRIORITY."""
-        said = [f"CONTRACT_NAME = [{clauses['contract_name']}]", f"PRIORITY_LEVEL = {priority_level}"]
+        settings = [f"CONTRACT_NAME = [{clauses['contract_name']}]", f"PRIORITY_LEVEL = {priority_level}"]
         if "local_service_name" in clauses:
-            said.append(f"LOCAL_SERVICE_NAME = [{clauses['local_service_name']}]")
+            settings.append(f"LOCAL_SERVICE_NAME = [{clauses['local_service_name']}]")
         if "remote_service_name" in clauses:
-            said.append(f"REMOTE_SERVICE_NAME = {literal(clauses['remote_service_name'])}")
-        self._run(f"CREATE BROKER PRIORITY {name} FOR CONVERSATION SET ({', '.join(said)})")
+            settings.append(f"REMOTE_SERVICE_NAME = {literal(clauses['remote_service_name'])}")
+        self._run(f"CREATE BROKER PRIORITY {name} FOR CONVERSATION SET ({', '.join(settings)})")
 
     def drop_broker_priority(self, name: str) -> None:
         """DROP BROKER PRIORITY."""

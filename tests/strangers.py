@@ -22,8 +22,8 @@ PAUSE_S = 0.002  # between two polls
 class Strangers:
     """The connections of the process."""
 
-    def __init__(self, port: int, count: int, rate: float, said: bytes) -> None:
-        self._address, self._count, self._rate, self._said = ("127.0.0.1", port), count, rate, said
+    def __init__(self, port: int, count: int, rate: float, greeting: bytes) -> None:
+        self._address, self._count, self._rate, self._said = ("127.0.0.1", port), count, rate, greeting
         self._allowance, self._then = 0.0, time.monotonic()
         self.opened = 0
         self._poll = select.epoll()
@@ -62,9 +62,9 @@ class Strangers:
 
 
 @contextmanager
-def strangers(port: int, count: int, said: bytes = b"", rate: float = 1e9) -> Iterator[None]:
+def strangers(port: int, count: int, greeting: bytes = b"", rate: float = 1e9) -> Iterator[None]:
     """Hold `count` connections while the block runs, and open at most `rate` in a second."""
-    arguments = (str(port), str(count), str(rate), said.hex())
+    arguments = (str(port), str(count), str(rate), greeting.hex())
     process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         yield
@@ -73,15 +73,15 @@ def strangers(port: int, count: int, said: bytes = b"", rate: float = 1e9) -> It
         process.communicate()
 
 
-def main(port: int, count: int, rate: float, said: bytes) -> None:
+def main(port: int, count: int, rate: float, greeting: bytes) -> None:
     os.nice(19)  # a real attacker has a processor of its own
-    held = Strangers(port, count, rate, said)
+    strangers_held = Strangers(port, count, rate, greeting)
     print("ready", flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], 0)[0]:
-        held.open_missing()
-        held.go_on()
+        strangers_held.open_missing()
+        strangers_held.go_on()
         time.sleep(PAUSE_S)
-    print(held.opened)  # noqa: T201
+    print(strangers_held.opened)  # noqa: T201
 
 
 if __name__ == "__main__":

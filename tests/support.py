@@ -43,8 +43,8 @@ class Clock:
     def __call__(self) -> datetime:
         return datetime.now(UTC) + self.ahead
 
-    def jump(self, **by: float) -> None:
-        self.ahead += timedelta(**by)
+    def jump(self, **duration: float) -> None:
+        self.ahead += timedelta(**duration)
 
 
 class Stock:
@@ -257,11 +257,11 @@ def rolled_back(database: sb.Database) -> Iterator[sb.Transaction]:
 @contextmanager
 def refused(number: int, *words: str) -> Iterator[pytest.ExceptionInfo[sb.BrokerError]]:
     """Check that the block raises the error with this number, and that its text has these words."""
-    with pytest.raises(sb.BrokerError) as caught:
-        yield caught
-    assert caught.value.number == number, str(caught.value)
+    with pytest.raises(sb.BrokerError) as error:
+        yield error
+    assert error.value.number == number, str(error.value)
     for word in words:
-        assert word in str(caught.value)
+        assert word in str(error.value)
 
 
 def result_or_none(verb: Callable[[], Any], *refusals: int) -> Any:
@@ -277,7 +277,7 @@ def result_or_none(verb: Callable[[], Any], *refusals: int) -> Any:
 def drain(receive: Callable[[], object], done: threading.Event, *refusals: int) -> None:
     """Receive until a RECEIVE that began after `done` was set finds no message. Ignore rollbacks and these errors."""
     while True:
-        finished = done.is_set()
+        is_last_pass = done.is_set()
         try:
             messages = receive()
         except Undo:
@@ -286,7 +286,7 @@ def drain(receive: Callable[[], object], done: threading.Event, *refusals: int) 
             if refusal.number not in refusals:
                 raise
             continue
-        if finished and not messages:
+        if is_last_pass and not messages:
             return
 
 
@@ -381,8 +381,8 @@ def wait_until_blocked(database: sb.Database, sessions: int = 1) -> None:
 def terminate_backend(connection: psycopg.Connection[Any]) -> int:
     """Terminate the server process of a connection, and return its process id."""
     pid = connection.info.backend_pid
-    with psycopg.connect(connection.info.dsn, autocommit=True) as other:
-        other.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+    with psycopg.connect(connection.info.dsn, autocommit=True) as second_connection:
+        second_connection.execute("select pg_terminate_backend(%s, 5000)", (pid,))
     return pid
 
 
@@ -424,8 +424,8 @@ class StatementCounter:
                     statement: Statement = steps.send(answer)
                     self.count += 1
                     answer = yield statement
-            except StopIteration as done:
-                return done.value
+            except StopIteration as error:
+                return error.value
 
         monkeypatch.setattr(transaction, "_do", lambda steps: run(counting(steps)))
 

@@ -79,13 +79,15 @@ class Model:
             self.put(order, self.read(body))
 
     def put(self, order: int, row: dict) -> None:
-        old = [number for number, there in self.rows.items() if there["id"] == row["id"]] if self.is_keyed else []
+        old = (
+            [number for number, row_there in self.rows.items() if row_there["id"] == row["id"]] if self.is_keyed else []
+        )
         if order in self.rows or any(number > order for number in [*old, self.tombstones.get(row["id"], -1)]):
             return
-        kept = {name: self.rows[number][name] for number in old for name in self.others}
+        kept_values = {name: self.rows[number][name] for number in old for name in self.others}
         for number in old:
             del self.rows[number]
-        self.rows[order] = dict.fromkeys(self.columns) | kept | row
+        self.rows[order] = dict.fromkeys(self.columns) | kept_values | row
 
     def refuses(self, rule: dict[str, tuple[str, bool]]) -> set[str]:
         """Return the columns of a rule that the table cannot follow."""
@@ -113,7 +115,7 @@ class Model:
             self.quarantine.remove(order)
 
     def rebuild(self, rule: dict[str, tuple[str, bool]]) -> None:
-        kept = {order: {name: row[name] for name in self.others} for order, row in self.rows.items()}
+        kept_values = {order: {name: row[name] for name in self.others} for order, row in self.rows.items()}
         self.rule, self.rows, self.tombstones = rule, {}, {}
         self.columns = {name: kind for name, (kind, _) in rule.items()} | {
             name: kind for name, kind in self.columns.items() if name in self.others
@@ -121,7 +123,7 @@ class Model:
         for order in range(len(self.bodies)):
             self.land(order)
         for order, row in self.rows.items():
-            row.update(kept.get(order, {}))
+            row.update(kept_values.get(order, {}))
         self.replay()
 
 
@@ -173,8 +175,10 @@ class History:
         rules = [MessageRule("Order", "json", "orders", columns, self.partition_by, key)]
         if self.model.deletes:
             rules[0] = replace(rules[0], delete=DeleteRule("field", "op", ("d",)))
-            gone = MessageRule("Gone", "json", "orders", (Column("id", rule["id"][0]),), delete=DeleteRule("always"))
-            rules.insert(self.random.randrange(2), gone)
+            delete_rule = MessageRule(
+                "Gone", "json", "orders", (Column("id", rule["id"][0]),), delete=DeleteRule("always")
+            )
+            rules.insert(self.random.randrange(2), delete_rule)
         return pipeline(self.folder, *rules, **self.lake.options)
 
     def run(self, steps):
@@ -219,10 +223,10 @@ class History:
         into = target(pipe, "orders")
         if wrong:
             version = self.lake.version("orders")
-            for look in (into.plan_schema_change, into.ensure):
-                with pytest.raises(InstanceError) as refused:
-                    look()
-                assert any(f"'{name}'" in str(refused.value) for name in wrong)
+            for operation in (into.plan_schema_change, into.ensure):
+                with pytest.raises(InstanceError) as error:
+                    operation()
+                assert any(f"'{name}'" in str(error.value) for name in wrong)
             assert self.lake.version("orders") == version
             self.pipe, self.rule = before, self.model.rule
             return
@@ -333,12 +337,12 @@ class History:
         expected = {order: dict(row) for order, row in self.model.rows.items()}
         for rows in self.lake.read("orders"):
             assert by_order(rows) == expected
-        there = self.lake.read("quarantine")[0] if self.lake.version("quarantine") is not None else []
-        assert sorted(row["queuing_order"] for row in there) == sorted(self.model.quarantine)
+        rows_there = self.lake.read("quarantine")[0] if self.lake.version("quarantine") is not None else []
+        assert sorted(row["queuing_order"] for row in rows_there) == sorted(self.model.quarantine)
         if self.model.deletes and self.lake.version("orders_tombstones") is not None:
-            there = self.lake.read("orders_tombstones")[0]
-            assert {row["id"]: row["_queuing_order"] for row in there} == self.model.tombstones
-            assert len(there) == len(self.model.tombstones)
+            rows_there = self.lake.read("orders_tombstones")[0]
+            assert {row["id"]: row["_queuing_order"] for row in rows_there} == self.model.tombstones
+            assert len(rows_there) == len(self.model.tombstones)
         self.seen.setdefault(self.lake.version("orders"), expected)
 
     def look_back(self):
@@ -350,9 +354,9 @@ class History:
 
 def by_order(rows):
     """Return the rows of a rule's table by their message's place, and check that each occurs once."""
-    found = {row["_queuing_order"]: {key: value for key, value in row.items() if key[0] != "_"} for row in rows}
-    assert len(found) == len(rows)
-    return found
+    rows_by_order = {row["_queuing_order"]: {key: value for key, value in row.items() if key[0] != "_"} for row in rows}
+    assert len(rows_by_order) == len(rows)
+    return rows_by_order
 
 
 class InDelta:
@@ -365,11 +369,11 @@ class InDelta:
         self.folder = folder
 
     def version(self, name):
-        there = DeltaTable.is_deltatable(str(self.folder / name))
-        return DeltaTable(self.folder / name).version() if there else None
+        is_table = DeltaTable.is_deltatable(str(self.folder / name))
+        return DeltaTable(self.folder / name).version() if is_table else None
 
     def kinds(self, name):
-        return {one.name: kind_of(one.type) for one in DeltaTable(self.folder / name).schema().fields}
+        return {field.name: kind_of(field.type) for field in DeltaTable(self.folder / name).schema().fields}
 
     def read(self, name, version=None):
         table = DeltaTable(self.folder / name, version=version)
@@ -390,24 +394,24 @@ def kind_of(delta_type):
 def rows_in_duckdb(table, folder):
     """Read the rows with DuckDB. Every file must have the types of the table."""
     kinds = {"integer": "INTEGER", "long": "BIGINT", "double": "DOUBLE", "string": "VARCHAR"}
-    types = {one.name: one.type.type for one in table.schema().fields}
-    found = []
+    types = {field.name: field.type.type for field in table.schema().fields}
+    result_rows = []
     for add in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         name = str(folder / add["path"])
-        told = duckdb.execute(
+        relation = duckdb.execute(
             "select columns(lambda c: c[1] != '_' or c = '_queuing_order') "
             "from read_parquet(?, hive_partitioning = false)",
             [name],
         )
-        names = [column[0] for column in told.description]
-        for column in told.description:
+        names = [column[0] for column in relation.description]
+        for column in relation.description:
             if not column[0].startswith("_"):
                 assert str(column[1]) == kinds.get(types[column[0]], types[column[0]].upper()), name
-        for values in told.fetchall():
+        for values in relation.fetchall():
             row = dict.fromkeys(types) | dict(zip(names, values, strict=True))
             row |= {key[10:]: value for key, value in add.items() if key.startswith("partition.")}
-            found.append(row)
-    return found
+            result_rows.append(row)
+    return result_rows
 
 
 def rows_in_arrow(table):

@@ -49,9 +49,9 @@ def texts(database: sb.Database, script: str) -> list[str]:
 
 def failing(database: sb.Database | Session, script: str) -> TsqlError:
     """Run a script that fails, and return its error."""
-    with pytest.raises(TsqlError) as caught:
+    with pytest.raises(TsqlError) as error:
         (database.execute if isinstance(database, Session) else database.execute_tsql)(script)
-    return caught.value
+    return error.value
 
 
 def error_number(database: sb.Database | Session, script: str) -> int:

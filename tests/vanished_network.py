@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
 
 
 def watch(server: Server, url: str) -> None:
-    with connect(server.url) as here, connect(url, application_name="idle") as idle, connect(url) as waits:
+    with connect(server.url) as server_connection, connect(url, application_name="idle") as idle, connect(url) as waits:
         idle.execute("select pg_advisory_lock(1)")
         failed = threading.Event()
 
@@ -60,10 +60,11 @@ def watch(server: Server, url: str) -> None:
         assert failed.wait(TIMEOUT_S), "a client still waits for the vanished server"
         deadline = time.monotonic() + TIMEOUT_S
         while (
-            time.monotonic() < deadline and here.execute("select from pg_locks where locktype = 'advisory'").fetchall()
+            time.monotonic() < deadline
+            and server_connection.execute("select from pg_locks where locktype = 'advisory'").fetchall()
         ):
             time.sleep(0.1)
-        sessions = here.execute("select from pg_stat_activity where application_name = 'idle'").fetchall()
+        sessions = server_connection.execute("select from pg_stat_activity where application_name = 'idle'").fetchall()
         assert not sessions, "a vanished session still holds its lock"
 
 

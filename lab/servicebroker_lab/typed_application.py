@@ -51,8 +51,8 @@ def use_database(db: sb.Database) -> None:
     for letter in db.set_aside_messages(message_type=ORDER, limit=3):
         assert_type(letter, sb.SetAsideMessage)
         db.replay_message(letter.set_aside_id)
-    for delayed in db.delayed_messages():
-        assert_type(delayed, sb.DelayedMessage)
+    for delayed_message in db.delayed_messages():
+        assert_type(delayed_message, sb.DelayedMessage)
 
     def process_orders(tx: sb.Transaction, orders: list[Order]) -> None:
         send_order(tx, orders[0].item)

@@ -66,10 +66,10 @@ def run(
         InstanceError: a name is unknown, the scale or the number of rounds is invalid, the server does not start, Java
             is missing, or a file is not that of pgmq or no jar.
     """
-    chosen = chosen_scenarios(names)
+    names_to_run = chosen_scenarios(names)
     if not 0 < scale <= 1000 or rounds < 1:
         raise InstanceError("A benchmark needs a scale above 0 and at least one round.")
-    messages = {name: max(10, round(SCENARIOS[name].messages * scale)) for name in chosen}
+    messages = {name: max(10, round(SCENARIOS[name].messages * scale)) for name in names_to_run}
     with ExitStack() as stack:
         work_folder = Path(stack.enter_context(_scratch(folder)))
         work_folder.chmod(0o711)  # the server of root runs as another user, who needs search permission
@@ -79,7 +79,7 @@ def run(
         meter = stack.enter_context(closing(Meter(instance.url)))
         field = open_field(instance, pgmq_sql, stack)
         lines: list[Line] = []
-        for name in chosen:
+        for name in names_to_run:
             new_lines = _lines(name, instance, field, meter, work_folder, messages[name], rounds, progress, jdbc)
             for line in new_lines:
                 progress(in_words(line))
@@ -103,12 +103,12 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     Raises:
         InstanceError: a name is unknown, or there are no names.
     """
-    known = [*SCENARIOS, *PREFIXES, ALL]
+    valid_names = [*SCENARIOS, *PREFIXES, ALL]
     for name in names:
-        if name not in known:
-            raise InstanceError(f"There is no benchmark '{name}'; there are {', '.join(known)}.")
+        if name not in valid_names:
+            raise InstanceError(f"There is no benchmark '{name}'; there are {', '.join(valid_names)}.")
     if not names:
-        raise InstanceError(f"Name a benchmark: {', '.join(known)}.")
+        raise InstanceError(f"Name a benchmark: {', '.join(valid_names)}.")
     return [
         name
         for name in SCENARIOS
@@ -137,7 +137,7 @@ def _lines(
     instance: Instance,
     field: Field,
     meter: Meter,
-    place: Path,
+    folder: Path,
     messages: int,
     rounds: int,
     progress: Progress,
@@ -145,17 +145,17 @@ def _lines(
 ) -> list[Line]:
     scenario = SCENARIOS[name]
     if name == REMOTE_SCALE:
-        return compare_cores(name, scenario, place, messages, progress)
+        return compare_cores(name, scenario, folder, messages, progress)
     if name.startswith(REMOTE_OPEN):
-        return compare_openings(name, scenario, place, messages, rounds, progress)
+        return compare_openings(name, scenario, folder, messages, rounds, progress)
     if name.startswith(f"{REMOTE}-"):
-        return compare_remote(name, scenario, place, messages, rounds, progress)
+        return compare_remote(name, scenario, folder, messages, rounds, progress)
     if not name.startswith(PIPELINE):
         return compare(name, scenario, field, meter, messages=messages, rounds=rounds, progress=progress)
     from servicebroker_lab.benchmarks.pipeline import compare_pipeline
 
     rounds = min(rounds, PIPELINE_ROUNDS)
-    return compare_pipeline(name, scenario, instance, field, meter, place, messages, rounds, progress, jdbc)
+    return compare_pipeline(name, scenario, instance, field, meter, folder, messages, rounds, progress, jdbc)
 
 
 def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:

@@ -23,7 +23,9 @@ class BareCommits:
 
     def implementations(self, scenario: str) -> list[Implementation]:
         """One where each message is committed."""
-        one = Implementation("insert", "a bare commit: the bound of one connection", self._clear, self._insert)
+        single_connection = Implementation(
+            "insert", "a bare commit: the bound of one connection", self._clear, self._insert
+        )
         several = Implementation(
             f"insert, {READER_COUNT} connections",
             "bare commits: the bound of so many",
@@ -31,7 +33,9 @@ class BareCommits:
             self._insert_in_threads,
         )
         single = ("send-one", "receive-one", "worker", "dialog-begin", "dialog-answer", "dialog-end", "request-one")
-        return {**{name: [one] for name in single}, "workers": [several], "request": [several]}.get(scenario, [])
+        return {**{name: [single_connection] for name in single}, "workers": [several], "request": [several]}.get(
+            scenario, []
+        )
 
     def close(self) -> None:
         """Close the connections."""

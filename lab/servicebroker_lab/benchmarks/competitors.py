@@ -121,18 +121,18 @@ class Pgmq:
         )
 
     def _send_loop(self, messages: int) -> int:
-        done = 0
+        sent = 0
         for size in batches(messages, LOOP_SENDS):
             with self._connection.transaction():
-                done += self._send(size)
-        return done
+                sent += self._send(size)
+        return sent
 
     def _send_batch(self, messages: int) -> int:
-        done = 0
+        sent = 0
         for size in batches(messages):
             bodies = [json.dumps(self._body) for _ in range(size)]
-            done += len(self._fetch_all("select * from pgmq.send_batch('bench', %s::jsonb[])", bodies))
-        return done
+            sent += len(self._fetch_all("select * from pgmq.send_batch('bench', %s::jsonb[])", bodies))
+        return sent
 
     def _pop(self, messages: int) -> int:
         return sum(len(self._fetch_all("select * from pgmq.pop('bench')")) for _ in range(messages))
@@ -142,21 +142,23 @@ class Pgmq:
         return sum(all(verb(1) for verb in verbs) for _ in range(messages))
 
     def _pop_loop(self, messages: int) -> int:
-        done = 0
+        received = 0
         for size in batches(messages, LOOP_SENDS):
             with self._connection.transaction():
-                done += self._pop(size)
-        return done
+                received += self._pop(size)
+        return received
 
     def _read_and_delete(self, messages: int, portion: int = BATCH_MESSAGES) -> int:
-        done = 0
+        received = 0
         while True:
             with self._connection.transaction():
                 rows = self._fetch_all("select * from pgmq.read('bench', 30, %s)", portion)
-                deleted = self._fetch_all("select * from pgmq.delete('bench', %s::bigint[])", [row[0] for row in rows])
+                deleted_rows = self._fetch_all(
+                    "select * from pgmq.delete('bench', %s::bigint[])", [row[0] for row in rows]
+                )
             if not rows:
-                return done
-            done += len(deleted)
+                return received
+            received += len(deleted_rows)
 
 
 class PgQueuer:

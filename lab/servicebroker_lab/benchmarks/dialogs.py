@@ -70,22 +70,22 @@ class Dialogs:
 
     def _converse(self, messages: int) -> int:
         """Ask, answer and take each answer before the next question."""
-        done = 0
+        completed = 0
         for _ in range(messages):
             self._ask()
-            done += self._answer() + self._finish() == 2
-        return done
+            completed += self._answer() + self._finish() == 2
+        return completed
 
     def _do_jobs(self, messages: int) -> int:
         """Begin all, then do all, then take all ends."""
         self._ask_all(messages)
-        done = sum(self._answer(is_silent=True) for _ in range(messages))
-        return min(done, self._finish_all(messages))
+        answered_count = sum(self._answer(is_silent=True) for _ in range(messages))
+        return min(answered_count, self._finish_all(messages))
 
-    def _run_in_batches(self, what: str, *, is_silent: bool = False) -> Implementation:
+    def _run_in_batches(self, name: str, *, is_silent: bool = False) -> Implementation:
         """Many conversations in each transaction, of the senders and of the workers on both sides."""
         options = f"groups={CONVERSATIONS_PER_TRANSACTION}, as many begun in a transaction"
-        return Implementation(what, options, self._begin_together, partial(self._work_together, is_silent=is_silent))
+        return Implementation(name, options, self._begin_together, partial(self._work_together, is_silent=is_silent))
 
     def _begin_together(self, messages: int) -> None:
         self._begin(messages)
@@ -106,9 +106,9 @@ class Dialogs:
             with self._database.transaction() as transaction:
                 for _ in range(size):
                     ask(transaction, self._body)
-        done = self._database.process(REQUEST_QUEUE, answer, groups=CONVERSATIONS_PER_TRANSACTION)
+        answered_count = self._database.process(REQUEST_QUEUE, answer, groups=CONVERSATIONS_PER_TRANSACTION)
         ends = self._database.process(ANSWER_QUEUE, finish, top=None, groups=CONVERSATIONS_PER_TRANSACTION)
-        return min(done, ends if is_silent else ends // 2)
+        return min(answered_count, ends if is_silent else ends // 2)
 
     def _ask_all(self, messages: int) -> int:
         return sum(isinstance(self._ask(), UUID) for _ in range(messages))

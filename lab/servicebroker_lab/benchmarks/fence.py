@@ -30,13 +30,13 @@ class Verbs:
 
     def implementations(self, scenario: str) -> list[Implementation]:
         """One in each scenario of the fence."""
-        who = "as the owner" if self._instance is None else "as a restricted role"
+        role = "as the owner" if self._instance is None else "as a restricted role"
         implementations = {
             "fence-send": ("until delivered", self._begin, self._send),
             "fence-send-batch": (f"{BATCH_MESSAGES:,} a batch, until delivered", self._begin, self._send_batches),
             "fence-receive": ("", self._fill, self._receive),
         }
-        return [Implementation(who, *implementations[scenario])] if scenario in implementations else []
+        return [Implementation(role, *implementations[scenario])] if scenario in implementations else []
 
     def close(self) -> None:
         """Leave what the role has opened."""

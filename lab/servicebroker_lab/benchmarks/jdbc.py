@@ -39,8 +39,8 @@ class Jdbc:
         """Return the version in the manifest of the jar."""
         with zipfile.ZipFile(self.jar) as jar:
             manifest = jar.read("META-INF/MANIFEST.MF").decode(errors="replace")
-        found = re.search(r"(?:Implementation|Bundle)-Version: (\S+)", manifest)
-        return found[1] if found else "unknown"
+        match = re.search(r"(?:Implementation|Bundle)-Version: (\S+)", manifest)
+        return match[1] if match else "unknown"
 
     def rows(self, spark: SparkSession, table: str, columns: str, first: int, end: int) -> DataFrame:
         """A table, in as many parts of the range of queuing_order as there are cores."""

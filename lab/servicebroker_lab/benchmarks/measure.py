@@ -96,15 +96,17 @@ class Meter:
         begin = time.perf_counter()
         if samples_waits:
             with self._watch_waits(waits):
-                done = work(messages)
+                done_count = work(messages)
         else:
-            done = work(messages)
+            done_count = work(messages)
         seconds = time.perf_counter() - begin
-        used = _time_since(server, self._sessions()), _time_since(client, _processor_times(_clients()))
+        cpu_seconds = _time_since(server, self._sessions()), _time_since(client, _processor_times(_clients()))
         later_wal, later_xid = self._position()
-        if done != messages:
-            raise InstanceError(f"A benchmark is broken: it handled {done:,} messages where {messages:,} were due.")
-        return Sample(messages, seconds, later_xid - xid, later_wal - wal, *used, waits)
+        if done_count != messages:
+            raise InstanceError(
+                f"A benchmark is broken: it handled {done_count:,} messages where {messages:,} were due."
+            )
+        return Sample(messages, seconds, later_xid - xid, later_wal - wal, *cpu_seconds, waits)
 
     def close(self) -> None:
         """Close the connection."""
@@ -154,8 +156,8 @@ def _time_since(before: dict[int, float], after: dict[int, float]) -> float:
 def sample_without_postgresql(work: Work, messages: int) -> Sample:
     """Run `work` of a system without PostgreSQL on a number of messages, and measure it."""
     begin = time.perf_counter()
-    done = work(messages)
-    return Sample(done, time.perf_counter() - begin, 0, 0)
+    done_count = work(messages)
+    return Sample(done_count, time.perf_counter() - begin, 0, 0)
 
 
 def figures(samples: Sequence[Sample]) -> Figures:

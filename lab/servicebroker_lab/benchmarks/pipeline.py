@@ -53,7 +53,7 @@ def compare_pipeline(
     instance: Instance,
     field: Field,
     meter: Meter,
-    place: Path,
+    folder: Path,
     messages: int,
     rounds: int,
     progress: Progress,
@@ -76,7 +76,7 @@ def compare_pipeline(
     config = {"spark.sql.streaming.numRecentProgressUpdates": str(2 * DRAIN_BATCHES)}
     spark = spark_session("servicebroker bench", config=config | ({"spark.jars": str(jdbc.jar)} if jdbc else {}))
     try:
-        pipeline = Pipeline(spark, instance, broker, place / "tables", jdbc)
+        pipeline = Pipeline(spark, instance, broker, folder / "tables", jdbc)
         if name == f"{PIPELINE}-depth":
             return with_ratios(_first_and_last(name, pipeline, meter, messages, progress), scenario)
         if name == STEADY:
@@ -134,10 +134,10 @@ def _first_and_last(name: str, pipeline: Pipeline, meter: Meter, messages: int, 
             system,
             pipeline.version,
             "drained into Delta",
-            f"the {which} {page * tenth:,}, {page:,} a batch; {held}",
+            f"the {part_name} {page * tenth:,}, {page:,} a batch; {memory_text}",
             replace(whole, per_second=page / median(seconds)),
         )
-        for system, which, seconds, held in parts
+        for system, part_name, seconds, memory_text in parts
     ]
 
 
@@ -276,9 +276,9 @@ class Pipeline:
         database, tail = self._database, text_body().encode()[10:]
         handles = [database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT) for _ in range(CONVERSATION_COUNT)]
         sent = 0
-        for place, size in enumerate(batches(messages)):  # no two bodies alike: columnar files would shrink them
+        for index, size in enumerate(batches(messages)):  # no two bodies alike: columnar files would shrink them
             bodies = [b"%010d%b" % (number, tail) for number in range(sent, sent + size)]
-            database.send_batch(handles[place % CONVERSATION_COUNT], TYPE, bodies)
+            database.send_batch(handles[index % CONVERSATION_COUNT], TYPE, bodies)
             sent += size
         with self._instance.connection() as connection:  # this also sets the hint bits, which nobody shall pay for
             ((first, last),) = execute(
@@ -334,8 +334,8 @@ class Pipeline:
     def _await(self, query: StreamingQuery) -> None:
         """Until it ends, and note how long each of its batches took."""
         query.awaitTermination()
-        told = [batch for batch in query.recentProgress if batch.numInputRows]
-        self.seconds = [batch.durationMs["triggerExecution"] / 1000 for batch in told]
+        batches = [batch for batch in query.recentProgress if batch.numInputRows]
+        self.seconds = [batch.durationMs["triggerExecution"] / 1000 for batch in batches]
 
     @property
     def jdbc_version(self) -> str:
@@ -399,8 +399,8 @@ class Pipeline:
         return self._spark.range(messages).selectExpr("id % 1000 as customer", body)
 
     def _source(self) -> dict[str, str]:
-        place = {"instance": self._instance.url, "database": DATABASE, "queue": QUEUE}
-        return place | {"partitioning": "range"}
+        options = {"instance": self._instance.url, "database": DATABASE, "queue": QUEUE}
+        return options | {"partitioning": "range"}
 
     def _fill_copy(self, messages: int) -> None:
         self.fill(messages)

@@ -43,7 +43,7 @@ _SHOVEL = """\
 
 def find_server() -> str | None:
     """The program that starts a node for whoever calls it; None where RabbitMQ is not installed."""
-    return next((place for place in PLACES if place and os.access(place, os.X_OK)), None)
+    return next((path for path in PLACES if path and os.access(path, os.X_OK)), None)
 
 
 class ShovelPair:
@@ -52,31 +52,32 @@ class ShovelPair:
     `server` is what `find_server` has found; `place` a folder for their data.
     """
 
-    def __init__(self, server: str, place: Path, many: int) -> None:
-        place.mkdir(mode=0o711)
+    def __init__(self, server: str, folder: Path, sender_count: int) -> None:
+        folder.mkdir(mode=0o711)
         self.version = _version(server)
         self._stack = ExitStack()
         self._ports = [free_port(), free_port()]
         names = free_port()  # the nodes find each other through this port
         self._stack.callback(_end_names, names)
         try:
-            self._start(server, place / "target", names, self._ports[1], "")
+            self._start(server, folder / "target", names, self._ports[1], "")
             self._declare(self._ports[1], IN)
             shovel = _SHOVEL.format(source=self._ports[0], target=self._ports[1], prefetch=PREFETCH_MESSAGES)
-            self._start(server, place / "source", names, self._ports[0], shovel)
+            self._start(server, folder / "source", names, self._ports[0], shovel)
             self._declare(self._ports[0], OUT)
             self._senders = [
-                self._stack.enter_context(closing(SenderProcess(_publishing, self._ports[0]))) for _ in range(many)
+                self._stack.enter_context(closing(SenderProcess(_publishing, self._ports[0])))
+                for _ in range(sender_count)
             ]
             self.send_and_receive(PREFETCH_MESSAGES, 100)  # the shovel has found its queue
         except BaseException:
             self.close()
             raise
 
-    def _start(self, server: str, folder: Path, names: int, port: int, advanced: str) -> None:
+    def _start(self, server: str, folder: Path, names: int, port: int, advanced_config: str) -> None:
         folder.mkdir()
         (folder / "plugins").write_text("[rabbitmq_shovel].\n")
-        (folder / "advanced.config").write_text(advanced or "[].\n")
+        (folder / "advanced.config").write_text(advanced_config or "[].\n")
         (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n")
         environment = os.environ | {
             "HOME": str(folder),
@@ -104,8 +105,8 @@ class ShovelPair:
 
     def send_and_receive(self, messages: int, batch: int) -> int:
         """Publish so many, waiting for the confirms of each `batch`; every process on a connection of its own."""
-        found = zip(self._senders, shares(messages, len(self._senders)), strict=True)
-        return all_during(lambda: self._read(messages), [(sender, (share, batch)) for sender, share in found])
+        parts = zip(self._senders, shares(messages, len(self._senders)), strict=True)
+        return all_during(lambda: self._read(messages), [(sender, (share, batch)) for sender, share in parts])
 
     def _read(self, messages: int) -> int:
         read = 0

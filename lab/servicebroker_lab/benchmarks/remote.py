@@ -71,11 +71,11 @@ class LinkedInstances:
         senders: the number of sender processes of each source, which share its conversations.
     """
 
-    def __init__(self, place: Path, *, is_secured: bool, sources: int = 1, apart: int = 1, senders: int = 1) -> None:
+    def __init__(self, folder: Path, *, is_secured: bool, sources: int = 1, apart: int = 1, senders: int = 1) -> None:
         self.is_secured = is_secured
         self._stack = ExitStack()
         try:
-            self._open(place, sources, apart, senders)
+            self._open(folder, sources, apart, senders)
         except BaseException:
             self.close()
             raise
@@ -107,17 +107,17 @@ class LinkedInstances:
             for service, database in self.sources.items()
             for _ in range(senders)
         ]
-        many = min(MAX_READERS, cores() // CORES_OF_READER)
+        reader_count = min(MAX_READERS, cores() // CORES_OF_READER)
         self._readers = [
             self._stack.enter_context(closing(SenderProcess(_reading, self.url, self._taken)))
-            for _ in range(many if many > 1 else 0)
+            for _ in range(reader_count if reader_count > 1 else 0)
         ]
         self.send_and_receive(CONVERSATION_COUNT * sources, 1)  # every conversation has its target
 
-    def _introduce(self, place: Path) -> None:
+    def _introduce(self, folder: Path) -> None:
         """Create and exchange certificates of the transport and of the owners of the services."""
         everyone = {**self.sources, self.target: self.east}
-        files = {service: place / f"{service.rpartition('/')[2]}.dialog" for service in everyone}
+        files = {service: folder / f"{service.rpartition('/')[2]}.dialog" for service in everyone}
         for service, database in everyone.items():
             database.instance.create_certificate("Own")
             database.instance.backup_certificate("Own", files[service].with_suffix(".transport"))
@@ -125,21 +125,21 @@ class LinkedInstances:
             database.create_certificate("Own")
             database.backup_certificate("Own", files[service])
         for service, database in self.sources.items():
-            for there, name in ((database, self.target), (self.east, service)):
-                there.instance.create_certificate(name, file=files[name].with_suffix(".transport"))
-                there.create_user(name)
-                there.create_certificate(name, file=files[name], authorization=name)
+            for peer_database, name in ((database, self.target), (self.east, service)):
+                peer_database.instance.create_certificate(name, file=files[name].with_suffix(".transport"))
+                peer_database.create_user(name)
+                peer_database.create_certificate(name, file=files[name], authorization=name)
             database.create_remote_service_binding("There", to_service=self.target, user=self.target)
             self.east.grant("SEND", service, service=self.target)
 
     def begin(self, service: str, count: int, apart: int = 1) -> list[UUID]:
         """Begin conversations of this source; between two of them, begin dialogs that are never used."""
         with self.sources[service].transaction() as transaction:
-            begun = [
+            handles = [
                 transaction.begin_dialog(service, self.target, contract=CONTRACT, encryption=self.is_secured)
                 for _ in range(count * apart)
             ]
-        return begun[::apart]
+        return handles[::apart]
 
     def _serve(self, folder: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", str(folder)]
@@ -198,11 +198,20 @@ class LinkedInstances:
         batch: int,
         waiting: int | None = None,
     ) -> int:
-        each = len(self._senders) // len(self.sources)
+        senders_per_source = len(self._senders) // len(self.sources)
         parts = shares(messages, len(self._senders))
         ahead = None if waiting is None else waiting // len(self._senders)
         orders = [
-            (sender, (handles[service][number % each :: each], parts[number], batch, ahead, len(self._senders)))
+            (
+                sender,
+                (
+                    handles[service][number % senders_per_source :: senders_per_source],
+                    parts[number],
+                    batch,
+                    ahead,
+                    len(self._senders),
+                ),
+            )
             for number, (service, sender) in enumerate(self._senders)
         ]
         return all_during(work, orders)
@@ -227,17 +236,19 @@ class LinkedInstances:
 
         A disk that does not answer for a minute is seen by what its server waits for.
         """
-        said = []
+        lines = []
         for name, instance in self.instances.items():
             with psycopg.connect(instance.url, autocommit=True) as connection:
                 working = connection.execute(_AT_WORK).fetchall() or "nobody"
                 unsent = connection.execute(_UNACKNOWLEDGED).fetchall() or "nothing"
             log = (self._place / f"{name}.log").read_text().splitlines()[-LAST_WORDS:]
-            said.append(f"{name} has {unsent} not acknowledged, {working} at work; its daemon said {log or 'nothing'}.")
+            lines.append(
+                f"{name} has {unsent} not acknowledged, {working} at work; its daemon said {log or 'nothing'}."
+            )
         with psycopg.connect(self.url, autocommit=True) as connection:
             ((queue_id,),) = connection.execute(_QUEUE_ID, (QUEUE,)).fetchall()
             ((received,),) = connection.execute(f"select count(*) from servicebroker.queue_{queue_id:d}").fetchall()
-        return f"{received} are in the target queue. {' '.join(said)}"
+        return f"{received} are in the target queue. {' '.join(lines)}"
 
     def _read_aside(self, messages: int) -> int:
         until = self.received + messages
@@ -246,9 +257,11 @@ class LinkedInstances:
             self._check([reader.answer for reader in self._readers])
         return messages
 
-    def _check(self, found: Sequence[list[ReceivedRange]]) -> None:
+    def _check(self, ranges_by_reader: Sequence[list[ReceivedRange]]) -> None:
         """Check that each conversation continues without a gap or a repeated message, whichever reader has read it."""
-        for handle, first, messages in sorted(taken for one in found for taken in one):
+        for handle, first, messages in sorted(
+            received_range for ranges in ranges_by_reader for received_range in ranges
+        ):
             if first != self._next[handle]:
                 raise InstanceError("Messages were lost, doubled or came out of order.")
             self._next[handle] += messages
@@ -256,36 +269,36 @@ class LinkedInstances:
     def latencies(self, count: int) -> list[float]:
         """Return the seconds from SEND to the end of RECEIVE, for single messages on an idle system."""
         ((service, west),) = self.sources.items()
-        found = []
+        seconds_list = []
         for number in range(count):
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             west.send(self.handles[service][number % CONVERSATION_COUNT], ORDER, BODY)
             self._read(1)
-            found.append(time.perf_counter() - begun)
-        return found
+            seconds_list.append(time.perf_counter() - started_at)
+        return seconds_list
 
     def latencies_beside_large(self, size: int) -> list[float]:
         """Return the latencies of small messages while a message of `size` bytes travels on another conversation."""
         ((service, west),) = self.sources.items()
         large, small = self.handles[service][:2]
         west.send(large, ORDER, bytes(size))
-        found: list[float] = []
+        seconds_list: list[float] = []
         while True:
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             west.send(small, ORDER, BODY)
-            arrived = self._wait_for_small()
-            found.append(time.perf_counter() - begun)
-            if size in arrived:
-                return found[:-1] or found  # the last one's reader has taken the large one, too
+            arrived_sizes = self._wait_for_small()
+            seconds_list.append(time.perf_counter() - started_at)
+            if size in arrived_sizes:
+                return seconds_list[:-1] or seconds_list  # the last one's reader has taken the large one, too
 
     def _wait_for_small(self) -> list[int]:
         """Wait for a small message, and return the sizes of all messages that have arrived."""
         sizes: list[int] = []
         while len(BODY) not in sizes:
-            found = self.east.receive(QUEUE, wait=MESSAGE_TIMEOUT_S)
-            if not found:
+            messages = self.east.receive(QUEUE, wait=MESSAGE_TIMEOUT_S)
+            if not messages:
                 raise InstanceError(f"A message has not arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
-            sizes += [len(message.message_body or b"") for message in found]
+            sizes += [len(message.message_body or b"") for message in messages]
         return sizes
 
     def open_conversations(self, count: int) -> None:
@@ -312,15 +325,15 @@ class LinkedInstances:
 
 
 @contextmanager
-def _sending(url: str, taken: Synchronized[int]) -> Iterator[Callable[..., None]]:
-    """A sender process, one of `many`. It waits while more than `ahead` messages of its part are unread."""
+def _sending(url: str, received: Synchronized[int]) -> Iterator[Callable[..., None]]:
+    """A sender process, one of `sender_count`. It waits while more than `ahead` messages of its part are unread."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
 
-        def send(handles: list[UUID], messages: int, batch: int, ahead: int | None, many: int) -> None:
-            begun = taken.value
+        def send(handles: list[UUID], messages: int, batch: int, ahead: int | None, sender_count: int) -> None:
+            received_before = received.value
             for number, first in enumerate(range(0, messages, batch)):
-                while ahead is not None and first - (taken.value - begun) // many > ahead:
+                while ahead is not None and first - (received.value - received_before) // sender_count > ahead:
                     time.sleep(READER_WAIT_S)
                 database.send_batch(handles[number % len(handles)], ORDER, [BODY] * min(batch, messages - first))
 
@@ -328,11 +341,11 @@ def _sending(url: str, taken: Synchronized[int]) -> Iterator[Callable[..., None]
 
 
 @contextmanager
-def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], list[ReceivedRange]]]:
+def _reading(url: str, received: Synchronized[int]) -> Iterator[Callable[[int], list[ReceivedRange]]]:
     """A reader process."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
-        yield lambda until: _take(database, taken, until, READER_WAIT_S)
+        yield lambda until: _take(database, received, until, READER_WAIT_S)
 
 
 class ReceivedRange(NamedTuple):
@@ -343,7 +356,7 @@ class ReceivedRange(NamedTuple):
     messages: int
 
 
-def _take(database: Database, taken: Synchronized[int], until: int, wait: float) -> list[ReceivedRange]:
+def _take(database: Database, received: Synchronized[int], until: int, wait: float) -> list[ReceivedRange]:
     """Read until all readers together have received `until` messages.
 
     Raises:
@@ -352,20 +365,22 @@ def _take(database: Database, taken: Synchronized[int], until: int, wait: float)
     read: list[ReceivedRange] = []
     expected: defaultdict[UUID, int] = defaultdict(int)
     last = time.monotonic()
-    while taken.value < until:
-        found = database.receive(QUEUE, top=RECEIVE_TOP, wait=wait)
-        if not found and time.monotonic() - last >= MESSAGE_TIMEOUT_S:
-            raise InstanceError(f"{until - taken.value:,} messages have not arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
-        if not found:
+    while received.value < until:
+        messages = database.receive(QUEUE, top=RECEIVE_TOP, wait=wait)
+        if not messages and time.monotonic() - last >= MESSAGE_TIMEOUT_S:
+            raise InstanceError(
+                f"{until - received.value:,} messages have not arrived in {MESSAGE_TIMEOUT_S:g} seconds."
+            )
+        if not messages:
             continue
-        handle, first, last = found[0].conversation_handle, found[0].message_sequence_number, time.monotonic()
-        numbers = [message.message_sequence_number for message in found]
-        if numbers != list(range(first, first + len(found))) or first < expected[handle]:
+        handle, first, last = messages[0].conversation_handle, messages[0].message_sequence_number, time.monotonic()
+        numbers = [message.message_sequence_number for message in messages]
+        if numbers != list(range(first, first + len(messages))) or first < expected[handle]:
             raise InstanceError("Messages were lost, doubled or came out of order.")
-        expected[handle] = first + len(found)
-        read.append(ReceivedRange(handle, first, len(found)))
-        with taken.get_lock():
-            taken.value += len(found)
+        expected[handle] = first + len(messages)
+        read.append(ReceivedRange(handle, first, len(messages)))
+        with received.get_lock():
+            received.value += len(messages)
     return read
 
 
@@ -373,40 +388,42 @@ def compare_remote(
     name: str, scenario: Scenario, place: Path, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
     """Compare servicebroker with TLS and dialog security, without both (the baseline), and RabbitMQ."""
-    what = name.removeprefix(f"{REMOTE}-")
-    if what in (LARGE, REST):
+    kind = name.removeprefix(f"{REMOTE}-")
+    if kind in (LARGE, REST):
         progress(f"{name}: two instances")
         with closing(LinkedInstances(place / name, is_secured=True)) as linked:
-            found = {OURS: _measure_idle(linked, messages)} if what == REST else _large(linked, messages)
-        return with_ratios([Line(name, system, "", SECURED, *line) for system, line in found.items()], scenario)
-    ways = [(OURS, SECURED, 1), (BASELINE, UNSECURED, 1)]
-    sources, many = 1, senders(int(what)) if what.isdecimal() else 1
-    if what == FAN_IN:
-        sources, many = SOURCE_COUNT, senders(FAN_IN_BATCH)
-        ways.append((BASELINE, f"{SECURED}, one of {UNUSED_DIALOGS} dialogs used", UNUSED_DIALOGS))
+            figures_by_system = {OURS: _measure_idle(linked, messages)} if kind == REST else _large(linked, messages)
+        return with_ratios(
+            [Line(name, system, "", SECURED, *line) for system, line in figures_by_system.items()], scenario
+        )
+    variants = [(OURS, SECURED, 1), (BASELINE, UNSECURED, 1)]
+    sources, sender_count = 1, senders(int(kind)) if kind.isdecimal() else 1
+    if kind == FAN_IN:
+        sources, sender_count = SOURCE_COUNT, senders(FAN_IN_BATCH)
+        variants.append((BASELINE, f"{SECURED}, one of {UNUSED_DIALOGS} dialogs used", UNUSED_DIALOGS))
     lines = []
-    for number, (system, label, apart) in enumerate(ways):
+    for number, (system, label, apart) in enumerate(variants):
         progress(f"{name}: {sources + 1} instances, {label}")
         folder, is_secured = place / f"{name}-{number}", label != UNSECURED
         with closing(
-            LinkedInstances(folder, is_secured=is_secured, sources=sources, apart=apart, senders=many)
+            LinkedInstances(folder, is_secured=is_secured, sources=sources, apart=apart, senders=sender_count)
         ) as linked:
-            lines.append(Line(name, system, "", label, *_measure(linked, what, messages, rounds)))
-            if what.isdecimal() and system == OURS:
-                lines.append(Line(name, LOCAL, "", AT_HOME, *_at_home(linked, messages, rounds, int(what))))
-    if what.isdecimal():
+            lines.append(Line(name, system, "", label, *_measure(linked, kind, messages, rounds)))
+            if kind.isdecimal() and system == OURS:
+                lines.append(Line(name, LOCAL, "", AT_HOME, *_at_home(linked, messages, rounds, int(kind))))
+    if kind.isdecimal():
         progress(f"{name}: RabbitMQ")
-        lines.append(_rabbitmq(name, place / f"{name}-{RABBITMQ}", messages, rounds, int(what)))
+        lines.append(_rabbitmq(name, place / f"{name}-{RABBITMQ}", messages, rounds, int(kind)))
     return with_ratios(lines, scenario)
 
 
-def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) -> Line:
+def _rabbitmq(name: str, folder: Path, messages: int, rounds: int, batch: int) -> Line:
     """Measure RabbitMQ, the alternative that a user might choose, without encryption."""
     server = find_server()
     if server is None:
         return Line(name, RABBITMQ, reason="install rabbitmq-server")
     try:
-        with closing(ShovelPair(server, place, senders(batch))) as nodes:
+        with closing(ShovelPair(server, folder, senders(batch))) as nodes:
             samples = [
                 sample_without_postgresql(lambda count: nodes.send_and_receive(count, batch), messages)
                 for _ in range(rounds)
@@ -417,10 +434,10 @@ def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) ->
     return Line(name, RABBITMQ, nodes.version, label, "", figures(samples))
 
 
-def _measure(linked: LinkedInstances, what: str, messages: int, rounds: int) -> tuple[str, Figures]:
-    if what == LATENCY:
+def _measure(linked: LinkedInstances, kind: str, messages: int, rounds: int) -> tuple[str, Figures]:
+    if kind == LATENCY:
         return _latency(linked.latencies(messages))
-    return _throughput(linked, messages, rounds, FAN_IN_BATCH if what == FAN_IN else int(what))
+    return _throughput(linked, messages, rounds, FAN_IN_BATCH if kind == FAN_IN else int(kind))
 
 
 def _throughput(linked: LinkedInstances, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
@@ -429,8 +446,8 @@ def _throughput(linked: LinkedInstances, messages: int, rounds: int, batch: int)
         before = linked.cpu()
         samples = [meter.sample(lambda count: linked.send_and_receive(count, batch), messages) for _ in range(rounds)]
         cpu = (linked.cpu() - before) / (messages * rounds)
-    many = senders(batch) * len(linked.sources)
-    return f"{many} senders; all daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
+    sender_count = senders(batch) * len(linked.sources)
+    return f"{sender_count} senders; all daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
 
 
 def _at_home(linked: LinkedInstances, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
@@ -442,9 +459,9 @@ def _at_home(linked: LinkedInstances, messages: int, rounds: int, batch: int) ->
     return f"{senders(batch)} senders", figures(samples)
 
 
-def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[str, Figures]:
+def _latency(seconds: list[float], condition: str = "on an idle system") -> tuple[str, Figures]:
     half, most = median(seconds), quantiles([*seconds, max(seconds)], n=100)[98]
-    settings = f"single messages {where}: median {half * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms"
+    settings = f"single messages {condition}: median {half * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms"
     return settings, Figures(1 / half, 0.0, 0.0)
 
 
@@ -459,15 +476,15 @@ def _large(linked: LinkedInstances, size: int) -> dict[str, tuple[str, Figures]]
 
 def _measure_idle(linked: LinkedInstances, conversations: int) -> tuple[str, Figures]:
     """Measure how many conversations are opened in a second, and the cost of idle ones (in the settings)."""
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     linked.open_conversations(conversations)
-    opened = conversations / (time.perf_counter() - begun)
+    opened_per_second = conversations / (time.perf_counter() - started_at)
     time.sleep(SETTLE_TIME_S)
     before = linked.cpu()
     time.sleep(AT_REST)
     part, memory = (linked.cpu() - before) / AT_REST / 2, linked.memory() / 1e6
     settings = f"{conversations:,} idle conversations: a daemon uses {part:.2%} of a core and {memory:.0f} MB"
-    return settings, Figures(opened, 0.0, 0.0)
+    return settings, Figures(opened_per_second, 0.0, 0.0)
 
 
 def _define(instance: Instance, service: str, routes: dict[str, int], port: int, is_secured: bool) -> Database:
@@ -479,9 +496,9 @@ def _define(instance: Instance, service: str, routes: dict[str, int], port: int,
     database.create_service(service, QUEUE, [CONTRACT])
     if not is_secured:
         database.grant("SEND", "public", service=service)
-    for there, other_port in routes.items():
-        if there != service:
-            database.create_route(there, service_name=there, address=f"TCP://127.0.0.1:{other_port}")
+    for peer_service, other_port in routes.items():
+        if peer_service != service:
+            database.create_route(peer_service, service_name=peer_service, address=f"TCP://127.0.0.1:{other_port}")
     instance.create_endpoint(
         "Broker",
         state="STARTED",

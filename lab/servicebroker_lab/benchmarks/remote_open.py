@@ -38,14 +38,14 @@ _ARRIVED = "select count(*) from servicebroker.conversation_endpoints where not 
 
 
 def compare_openings(
-    name: str, scenario: Scenario, place: Path, messages: int, rounds: int, progress: Progress
+    name: str, scenario: Scenario, folder: Path, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
     """With TLS and dialog security, and without either as the baseline."""
     lines = []
     for number, (system, label) in enumerate(((OURS, SECURED), (BASELINE, UNSECURED))):
         progress(f"{name}: two instances, {label}")
         with (
-            closing(LinkedInstances(place / f"{name}-{number}", is_secured=label == SECURED)) as linked,
+            closing(LinkedInstances(folder / f"{name}-{number}", is_secured=label == SECURED)) as linked,
             closing(Openings(linked)) as openings,
         ):
             work = openings.converse if name.endswith(ANSWERED) else openings.open
@@ -97,27 +97,27 @@ class Openings:
         return int(count)
 
     def _wait(self, count: int) -> None:
-        arrived, since = 0, time.monotonic()
+        arrived_count, changed_at = 0, time.monotonic()
         while (now := self._count_arrived()) < count:
-            if now > arrived:
-                arrived, since = now, time.monotonic()
-            elif time.monotonic() > since + MESSAGE_TIMEOUT_S:
+            if now > arrived_count:
+                arrived_count, changed_at = now, time.monotonic()
+            elif time.monotonic() > changed_at + MESSAGE_TIMEOUT_S:
                 raise InstanceError(f"No conversation has arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
             time.sleep(LOOK_INTERVAL_S)
 
     def _answer_all(self, count: int) -> int:
-        answered = 0
+        answered_count = 0
 
         def answer(transaction: Transaction, messages: list[Message]) -> None:
-            nonlocal answered
+            nonlocal answered_count
             handle = messages[-1].conversation_handle
             if not messages[-1].is_end_dialog:
                 transaction.send(handle, ORDER, BODY)
-                answered += 1
+                answered_count += 1
             transaction.end_conversation(handle)
 
-        _work(self._east, answer, lambda: answered >= count)
-        return answered
+        _work(self._east, answer, lambda: answered_count >= count)
+        return answered_count
 
 
 @contextmanager
@@ -145,15 +145,15 @@ def _finishing(url: str) -> Iterator[Callable[[int], None]]:
 
 
 def _finish(database: Database, count: int) -> None:
-    ended = 0
+    ended_count = 0
 
     def finish(transaction: Transaction, messages: list[Message]) -> None:
-        nonlocal ended
+        nonlocal ended_count
         if messages[-1].is_end_dialog:
             transaction.end_conversation(messages[-1].conversation_handle)
-            ended += 1
+            ended_count += 1
 
-    _work(database, finish, lambda: ended >= count)
+    _work(database, finish, lambda: ended_count >= count)
 
 
 def _work(

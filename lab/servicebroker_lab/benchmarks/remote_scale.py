@@ -104,7 +104,7 @@ def _describe_cpu_use(before: dict[str, dict[int, float]], after: dict[str, dict
     """Return, as text, the CPU use of the busiest process of each kind, and the sum if there are several."""
     parts = []
     for name, seconds_by_pid in after.items():
-        uses = [(used - before[name].get(pid, 0.0)) / seconds for pid, used in seconds_by_pid.items()]
+        uses = [(cpu_seconds - before[name].get(pid, 0.0)) / seconds for pid, cpu_seconds in seconds_by_pid.items()]
         total = f" ({sum(uses):.0%} in {len(uses)})" if len(uses) > 1 else ""
         parts.append(f"{name} {max(uses, default=0.0):.0%}{total}")
     return f"busiest of each, in parts of a core: {', '.join(parts)}"

@@ -175,21 +175,21 @@ def _table(lines: Sequence[Line]) -> str:
 
 def _row(line: Line) -> str:
     title = f"**{line.system}**" if line.system == OURS else line.system
-    how = " ".join(part for part in (line.version, f"`{line.label}`" if line.label else "") if part)
+    system = " ".join(part for part in (line.version, f"`{line.label}`" if line.label else "") if part)
     waits = line.figures.waits if line.figures else ""
-    what = "<br>".join(filter(None, [f"{title} {how}".rstrip(), line.settings, waits]))
+    cell = "<br>".join(filter(None, [f"{title} {system}".rstrip(), line.settings, waits]))
     if line.figures is None:
-        return f"| {what} | not measured: {line.reason} | | {goal_text(line)} | | | | |"
+        return f"| {cell} | not measured: {line.reason} | | {goal_text(line)} | | | | |"
     ratio = "" if line.ratio is None else f"{line.ratio:.2f}x"
     return (
-        f"| {what} | {line.figures.per_second:,.0f} | {ratio} | {goal_text(line)} "
+        f"| {cell} | {line.figures.per_second:,.0f} | {ratio} | {goal_text(line)} "
         f"| {line.figures.commits:.3f} | {line.figures.wal_bytes:,.0f} B "
         f"| {_microseconds(line.figures.server)} | {_microseconds(line.figures.client)} |"
     )
 
 
-def _microseconds(spent: float) -> str:
-    return f"{spent:,.{0 if spent >= 10 else 1}f} µs" if spent else ""
+def _microseconds(microseconds: float) -> str:
+    return f"{microseconds:,.{0 if microseconds >= 10 else 1}f} µs" if microseconds else ""
 
 
 def goal_text(line: Line) -> str:
@@ -202,14 +202,14 @@ def goal_text(line: Line) -> str:
 
 def in_words(line: Line) -> str:
     """Return a result as one line for an observer of a run that takes an hour."""
-    what = " ".join(part for part in (f"{line.scenario}:", line.system, line.label, line.settings) if part)
+    subject = " ".join(part for part in (f"{line.scenario}:", line.system, line.label, line.settings) if part)
     if line.figures is None:
-        return f"{what}: not measured: {line.reason}"
+        return f"{subject}: not measured: {line.reason}"
     ratio = "" if line.ratio is None else f", ours is {line.ratio:.2f}x"
-    wanted = f" ({goal_text(line).replace('*', '')})" if line.goal is not None else ""
-    spent = f", {line.figures.server:,.0f} + {line.figures.client:,.0f} µs" if line.figures.server else ""
+    expected = f" ({goal_text(line).replace('*', '')})" if line.goal is not None else ""
+    cpu_text = f", {line.figures.server:,.0f} + {line.figures.client:,.0f} µs" if line.figures.server else ""
     waits = f"; {line.figures.waits}" if line.figures.waits else ""
-    return f"{what}: {line.figures.per_second:,.0f}/s{spent}{ratio}{wanted}{waits}"
+    return f"{subject}: {line.figures.per_second:,.0f}/s{cpu_text}{ratio}{expected}{waits}"
 
 
 # ---------------------------------------------------------------- the chart
@@ -229,13 +229,13 @@ def _chart(groups: Sequence[tuple[str, list[Line]]]) -> str:
     shapes: list[str] = []
     y = _MARGIN_PX + 14
     for name, lines in groups:
-        measured = [line for line in lines if line.figures]
-        if not measured:
+        measured_lines = [line for line in lines if line.figures]
+        if not measured_lines:
             continue
         shapes.append(_text(_MARGIN_PX, y, SCENARIOS[name].title, "title"))
         y += _HEADING_HEIGHT_PX - 18
-        best = max(_rate(line) for line in measured)
-        for line in measured:
+        best = max(_rate(line) for line in measured_lines)
+        for line in measured_lines:
             shapes.extend(_bar(line, y, best))
             y += _BAR_STEP_PX
         y += _GAP_PX + 18

@@ -39,11 +39,13 @@ class Requests:
 
     def implementations(self, scenario: str) -> list[Implementation]:
         """One at a time, and many."""
-        beside = f"{_ANSWERER_COUNT} readers in a process beside it answer, groups={_GROUP_COUNT}"
+        reader_settings = f"{_ANSWERER_COUNT} readers in a process beside it answer, groups={_GROUP_COUNT}"
         return {
-            "request-one": [Implementation("request", beside, self._begin, self._ask)],
+            "request-one": [Implementation("request", reader_settings, self._begin, self._ask)],
             "request": [
-                Implementation("request", f"{CONCURRENT_REQUESTS} threads; {beside}", self._begin, self._ask_in_threads)
+                Implementation(
+                    "request", f"{CONCURRENT_REQUESTS} threads; {reader_settings}", self._begin, self._ask_in_threads
+                )
             ],
         }.get(scenario, [])
 

@@ -51,14 +51,14 @@ def draw(project: Project, seed: int) -> Iterator[Mutant]:
         turn += 1
 
 
-def _draw_mutant(project: Project, files: list[str], chance: random.Random) -> Mutant | None:
+def _draw_mutant(project: Project, files: list[str], rng: random.Random) -> Mutant | None:
     sizes = [(project.root / path).stat().st_size for path in files]
-    path = chance.choices(files, sizes)[0]
+    path = rng.choices(files, sizes)[0]
     text = (project.root / path).read_text(encoding="utf-8")
     families = _families(path, text)
     if not families:
         return None
-    candidate = chance.choice(families[chance.choice(sorted(families))])
+    candidate = rng.choice(families[rng.choice(sorted(families))])
     return plant(path, text, candidate)
 
 

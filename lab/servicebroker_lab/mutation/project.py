@@ -92,14 +92,18 @@ class Copy:
             capture_output=True,
             text=True,
         ).stdout.split("\0")
-        wanted = {name for name in listed if name and (self._project.root / name).is_file()}
-        for name in wanted:
+        expected = {name for name in listed if name and (self._project.root / name).is_file()}
+        for name in expected:
             source, target = self._project.root / name, self.root / name
             if not target.exists() or _stamp(source) != _stamp(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target)
         for target in self.root.rglob("*"):
-            if target.is_file() and target.suffix != ".pyc" and target.relative_to(self.root).as_posix() not in wanted:
+            if (
+                target.is_file()
+                and target.suffix != ".pyc"
+                and target.relative_to(self.root).as_posix() not in expected
+            ):
                 target.unlink()
 
     @contextlib.contextmanager

@@ -68,8 +68,8 @@ def judge_check(text: str, folder: Path) -> str:
             findings = list(check(script))
     except _TimeIsUp:
         return f"takes more than {CHECK_LIMIT_S} s"
-    except Exception as raised:
-        return _describe(raised)
+    except Exception as error:
+        return _describe(error)
     wrong = [finding for finding in findings if not finding.line or not finding.statement]
     return f"a finding without its place: {wrong[0]}" if wrong else ""
 
@@ -96,8 +96,8 @@ class Runner:
                     session.run(text)
             except _TimeIsUp:
                 return ""
-            except Exception as raised:  # a session whose statement was interrupted fails to roll back
-                return "" if over else _describe(raised)
+            except Exception as error:  # a session whose statement was interrupted fails to roll back
+                return "" if over else _describe(error)
         errors = [one for one in said if isinstance(one, TsqlError)]
         unmapped = [one for one in errors if one.number == UNMAPPED_ERROR and "(PostgreSQL" in one.text]
         wrong = unmapped or [one for one in errors if one.line < 1]

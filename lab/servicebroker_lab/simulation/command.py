@@ -44,16 +44,16 @@ def simulate_command(
 ) -> None:
     """Run brokers over broken links and crashes, one run for each seed, and say which lost a promise."""
     try:
-        wanted = parse_seeds(seeds if seeds is not None else "0" if fleet else "0:1000")
+        expected = parse_seeds(seeds if seeds is not None else "0" if fleet else "0:1000")
         size = None if fleet is None else parse_fleet(fleet, conversations)
     except ValueError:
         raise typer.BadParameter("give two numbers as in 0:1000, the second one larger, or one seed") from None
     if mirrors:
-        run_mirrors(wanted, as_json=as_json)
+        run_mirrors(expected, as_json=as_json)
     elif size is not None:
-        run_fleets(wanted, size, as_json=as_json)
+        run_fleets(expected, size, as_json=as_json)
     else:
-        run_seeds(wanted, as_json=as_json)
+        run_seeds(expected, as_json=as_json)
 
 
 def parse_seeds(text: str) -> range:

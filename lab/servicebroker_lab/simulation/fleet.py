@@ -124,7 +124,7 @@ class Fleet:
             _Instance(number, self._random.choice(gateways) if self._random.random() < GATEWAY_SHARE else None)
             for number in range(len(gateways), size.instances)
         ]
-        self._by_address = {one.address: one for one in self._instances}
+        self._by_address = {instance.address: instance for instance in self._instances}
         self._homes: dict[str, list[_Instance]] = {}
         self._tables: dict[str, RoutingTable] = {}
         for number in range(size.services):

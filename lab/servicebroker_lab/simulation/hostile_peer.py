@@ -48,9 +48,9 @@ class HostilePeer:
 
     shown = identity(HOSTILE_INDEX).own.facts.der
 
-    def __init__(self, world: World, chance: Random) -> None:
+    def __init__(self, world: World, rng: Random) -> None:
         self._world = world
-        self._chance = chance
+        self._rng = rng
         self.findings: list[str] = []
         self.frames = 0
 
@@ -62,8 +62,8 @@ class HostilePeer:
 
     def act(self) -> None:
         """Connect to an instance, perhaps under the identity of another one."""
-        victim, claimed = self._chance.sample(self._world.instances, 2)
-        me = self._identity_of(claimed if self._chance.random() < 0.5 else None)
+        victim, claimed = self._rng.sample(self._world.instances, 2)
+        me = self._identity_of(claimed if self._rng.random() < 0.5 else None)
         self._world.network.connect(
             HOSTILE_INDEX, victim.index, lambda stream: self._begin(stream, victim, me), self.shown
         )
@@ -71,20 +71,20 @@ class HostilePeer:
     def answers(self, own: int, other: int) -> bool:
         """Check whether this peer accepts a connection to an instance that is down. The opener must know its peer."""
         here = next((instance for instance in self._world.instances if instance.index == own), None)
-        return here is not None and here.expects(other) and self._chance.random() < 0.5
+        return here is not None and here.expects(other) and self._rng.random() < 0.5
 
     def accept(self, stream: Stream) -> None:
         """Accept a connection that was meant for another instance."""
         stream.shown = self.shown
         victim = next(instance for instance in self._world.instances if instance.index == stream.other)
-        _Talk(self, victim, self._identity_of(self._chance.choice(self._world.instances)), stream, is_opener=False)
+        _Talk(self, victim, self._identity_of(self._rng.choice(self._world.instances)), stream, is_opener=False)
 
     def _begin(self, stream: Stream | None, victim: Instance, me: LocalIdentity) -> None:
         if stream is not None and stream.is_open:
             _Talk(self, victim, me, stream, is_opener=True)
 
     def _identity_of(self, claimed: Instance | None) -> LocalIdentity:
-        draw = self._chance.getrandbits
+        draw = self._rng.getrandbits
         instance = UUID(int=HOSTILE_INDEX) if claimed is None else claimed.identifier
         return LocalIdentity(UUID(int=draw(128)), UUID(int=draw(128)), instance=instance)
 
@@ -93,18 +93,18 @@ class HostilePeer:
     def forge(self, victim: Instance) -> tuple[bytes, bool]:
         """Return a forged message for the victim, and True if it is sent as a forwarded one."""
         self.frames += 1
-        known = [endpoint for there in self._world.instances for endpoint in there.tables.endpoints.values()]
-        header, payload = self._message_for(self._chance.choice(known)) if known else self._opening(victim)
-        if self._chance.random() < 0.2:
+        known = [endpoint for instance in self._world.instances for endpoint in instance.tables.endpoints.values()]
+        header, payload = self._message_for(self._rng.choice(known)) if known else self._opening(victim)
+        if self._rng.random() < 0.2:
             header, payload = self._opening(victim)
         body = encode(header, payload, CHECKSUM)
-        if self._chance.random() < 0.5:
+        if self._rng.random() < 0.5:
             return body, False
-        return wrap(Passage(UUID(int=self._chance.getrandbits(128), version=4)), body), True
+        return wrap(Passage(UUID(int=self._rng.getrandbits(128), version=4)), body), True
 
     def _message_for(self, one: Endpoint) -> tuple[Header, Payload]:
         """Return a message as if from the peer of an endpoint of any instance."""
-        chance = self._chance
+        chance = self._rng
         whose = {there.service: there for there in self._world.instances}
         here, there = (whose.get(service) for service in (one.own_service, one.far_service))
         header = Header(
@@ -133,9 +133,9 @@ class HostilePeer:
 
     def _opening(self, victim: Instance) -> tuple[Header, Payload]:
         """Return the first message of a conversation as if from another instance."""
-        other = self._chance.choice([instance for instance in self._world.instances if instance is not victim])
+        other = self._rng.choice([instance for instance in self._world.instances if instance is not victim])
         header = Header(
-            UUID(int=self._chance.getrandbits(128)),
+            UUID(int=self._rng.getrandbits(128)),
             True,
             Kind.RUN,
             False,

@@ -123,8 +123,8 @@ class Run:
     def _introduce(self) -> None:
         """Import the certificates of all instances into the others, and a hostile peer's into some runs."""
         self.world.network.usurper = self._hostile
-        chance = Random(len(self.world.instances) + self.loop.below(100))
-        is_named, hostile_status = chance.random() < 0.5, chance.choice(("imported", "denied", "unknown"))
+        rng = Random(len(self.world.instances) + self.loop.below(100))
+        is_named, hostile_status = rng.random() < 0.5, rng.choice(("imported", "denied", "unknown"))
         for here, there in permutations(self.world.instances, 2):
             here.import_certificate(there.index, there.identifier if is_named else None)
         for here in self.world.instances if hostile_status != "unknown" else ():

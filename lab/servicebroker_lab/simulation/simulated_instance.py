@@ -146,7 +146,7 @@ class Daemon:
         daemon_id = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
         me = LocalIdentity(daemon_id, UUID(int=random.getrandbits(128)), instance=instance.identifier)
         self.links = self.make_links(me)
-        self.chance = Random(random.getrandbits(64))
+        self.rng = Random(random.getrandbits(64))
         self.is_over = False
         self.has_lease = True
         self.begin()
@@ -162,7 +162,7 @@ class Daemon:
         self,
         links: AnyLinks,
         clock: Callable[[], datetime],
-        chance: Random,
+        rng: Random,
         here: Callable[[], LocalInstance],
         peers: Peers,
     ) -> Relay:
@@ -171,7 +171,7 @@ class Daemon:
         budget = limits.window if self._is_narrow else BODY_BUDGET_BYTES
         seconds = lambda: self.loop.now  # noqa: E731
         budgets = budgets_of(limits)
-        return Relay(links, clock, seconds, chance, here, self._capacity, KEYS, peers, limits, budget, budgets)
+        return Relay(links, clock, seconds, rng, here, self._capacity, KEYS, peers, limits, budget, budgets)
 
     def here(self) -> LocalInstance:
         """Return the identity of this instance in routes."""
@@ -179,7 +179,7 @@ class Daemon:
 
     def begin(self) -> None:
         """Begin to serve."""
-        self._relay = self.make_relay(self.links, self.instance.clock, self.chance, self.here, self.links.peers)
+        self._relay = self.make_relay(self.links, self.instance.clock, self.rng, self.here, self.links.peers)
         self._store = FaultyStore(self.instance, self, Division())
         self._inbox: list[Arrival | NetworkEvent] = []
         self._round_at = NEVER
@@ -561,7 +561,9 @@ class Instance:
     def leaks(self) -> list[str]:
         """Return descriptions of everything that an idle instance should not have any more."""
         leaks = [f"doctor still says that {subject}" for subject in Subject if self.reports.has(subject)]
-        is_held = any(is_waiting(held) for there in self.world.instances for held in there.tables.endpoints.values())
+        is_held = any(
+            is_waiting(held) for instance in self.world.instances for held in instance.tables.endpoints.values()
+        )
         for endpoint in self.tables.endpoints.values():
             if endpoint.conversation in self.world.parted and (is_waiting(endpoint) or endpoint.is_over):
                 continue

@@ -105,21 +105,21 @@ class Network:
         """Check whether two instances cannot reach each other now."""
         return frozenset((a, b)) in self._cut_off
 
-    def connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes = b"") -> None:
-        """Connect to `other`, and call `done` with the stream, or None."""
-        self.loop.after(self._delay(), lambda: self._connect(own, other, done, shown))
+    def connect(self, own: int, other: int, on_done: Callable[[Stream | None], None], certificate: bytes = b"") -> None:
+        """Connect to `other`, and call `on_done` with the stream, or None."""
+        self.loop.after(self._delay(), lambda: self._connect(own, other, on_done, certificate))
 
-    def _connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes) -> None:
+    def _connect(self, own: int, other: int, on_done: Callable[[Stream | None], None], certificate: bytes) -> None:
         listener = self._listener(own, other)
         if listener is None:
-            done(None)
+            on_done(None)
             return
-        near, far = Stream(self, own, other % OTHER_HALF_OFFSET), Stream(self, other % OTHER_HALF_OFFSET, own)
-        near.shown = shown
-        near.twin, far.twin = far, near
-        self.streams = [stream for stream in self.streams if stream.is_open] + [near, far]
-        listener.accept(far)
-        done(near)
+        own_end, other_end = Stream(self, own, other % OTHER_HALF_OFFSET), Stream(self, other % OTHER_HALF_OFFSET, own)
+        own_end.shown = certificate
+        own_end.twin, other_end.twin = other_end, own_end
+        self.streams = [stream for stream in self.streams if stream.is_open] + [own_end, other_end]
+        listener.accept(other_end)
+        on_done(own_end)
 
     def _listener(self, own: int, other: int) -> Listener | Usurper | None:
         """Return the listener at an address; None without one."""

@@ -67,12 +67,12 @@ class Routes:
         return self._faults.scattered > 0 and self._alone in (None, here)
 
     def _other_instances(self, here: Instance) -> list[Instance]:
-        return [there for there in self._world.instances if there is not here]
+        return [instance for instance in self._world.instances if instance is not here]
 
     def _set_routes(self, *, unrouted: float = 0.0, scattered: float = 0.0) -> None:
-        for here in self._world.instances:
-            others = self._other_instances(here)
-            hops = [self._hops[here.index, there.index] for there in others]
+        for instance in self._world.instances:
+            others = self._other_instances(instance)
+            hops = [self._hops[instance.index, there.index] for there in others]
             routes = [
                 Route("", there.service, None, None, *self._addresses_of_hop(hop))
                 for there, hop in zip(others, hops, strict=True)
@@ -80,13 +80,15 @@ class Routes:
             if self._loop.happens(unrouted):
                 route = routes.pop(self._loop.random.randrange(len(routes)))
                 if self._loop.happens(0.5):
-                    routes.append(route._replace(expires=self._near_expiry(here)))
-            if self.reach_all(here):
-                routes += self._growing(here, scattered) if self._alone is None else self._moving(here, scattered)
+                    routes.append(route._replace(expires=self._near_expiry(instance)))
+            if self.reach_all(instance):
+                routes += (
+                    self._growing(instance, scattered) if self._alone is None else self._moving(instance, scattered)
+                )
             routes.append(Route("AutoCreatedLocal", None, None, None, LOCAL))
-            if routes != list(here.tables.routes.routes):
-                here.tables.set_routes(routes)
-                here.poke()
+            if routes != list(instance.tables.routes.routes):
+                instance.tables.set_routes(routes)
+                instance.poke()
 
     def _growing(self, here: Instance, scattered: float) -> list[Route]:
         """Return routes to the common service by broker identifier. From time to time one is added.
@@ -125,8 +127,8 @@ class Routes:
     def _to_all(self, there: Instance, broker: str | None) -> Route:
         return Route("", EVERYWHERE, broker, None, *self._addresses_of_hop(there.index))
 
-    def _near_expiry(self, here: Instance) -> datetime:
-        return here.clock() + timedelta(seconds=10 * self._loop.random.random())
+    def _near_expiry(self, instance: Instance) -> datetime:
+        return instance.clock() + timedelta(seconds=10 * self._loop.random.random())
 
     def _addresses_of_hop(self, hop: int) -> tuple[str, str | None]:
         """Return the address of a hop, and that of its other server if routes are mirrored."""

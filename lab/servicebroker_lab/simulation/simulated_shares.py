@@ -117,8 +117,8 @@ class SimulatedProcess(RemoteRelay):
         super().__init__(daemon.links, daemon.links.peers, daemon.here, instance.clock, seconds)
         calls = Child(self.answer)
         around = Surroundings(calls, seconds)
-        chance = Random(daemon.chance.getrandbits(64))
-        self._relay = daemon.make_relay(around.links, around.clock, chance, around.here, around.peers)
+        rng = Random(daemon.rng.getrandbits(64))
+        self._relay = daemon.make_relay(around.links, around.clock, rng, around.here, around.peers)
         self._relay.forget(division.shares)
         self._worker = Worker(
             calls, around, self._relay, ProcessStore(instance, daemon, division), seconds, self._new_status
@@ -131,7 +131,7 @@ class SimulatedProcess(RemoteRelay):
         if self.is_dead:
             raise ProcessExited
         try:
-            done = self._worker.round(copy_as_pipe(self.order(arrivals)))
+            result = self._worker.round(copy_as_pipe(self.order(arrivals)))
         except ShareKilled:
             self.is_dead = True
             raise ProcessExited from None
@@ -142,7 +142,7 @@ class SimulatedProcess(RemoteRelay):
             self._daemon.instance.trace("a process is killed before it reports its round")
             self.is_dead = True
             raise ProcessExited
-        return self.take(copy_as_pipe(done))
+        return self.take(copy_as_pipe(result))
 
     def close(self) -> None:
         """End the process and its session."""
@@ -275,9 +275,9 @@ class ShareTask:
                 self.share.use_connection(self.opened)
                 self.rest.begin(Wait(0.0, is_interruptible=False))
             case ShareAction.CLOSE:
-                opened, self.opened = self.opened, None
-                if opened is not None:
-                    opened.close()
+                process, self.opened = self.opened, None
+                if process is not None:
+                    process.close()
             case ShareAction.COUNT_KILLED:
                 daemon.instance.trace("another process replaces that of share", self._number)
             case ShareAction.PAUSE:
@@ -339,7 +339,7 @@ class DividedDaemon(Daemon):
         """Create the first share, and serve."""
         self._in_processes = self.instance.world.in_processes
         self._challenges = Challenges()
-        self._apart = Random(self.chance.getrandbits(64))
+        self._apart = Random(self.rng.getrandbits(64))
         self._passed = 0.0  # seconds of rounds
         self.shares = ShareSet(self._make, self.inboxes, in_processes=self._in_processes)
         self._growth = Growth(self._new_load())
@@ -409,8 +409,8 @@ class DividedDaemon(Daemon):
         return Load(MAX_SHARES, self.loop.now, 0.0, in_processes=self._in_processes)
 
     def _make(self) -> Relay:
-        chance = Random(self.chance.getrandbits(64))
-        return self.make_relay(self.links, self.instance.clock, chance, self.here, self.links.peers)
+        rng = Random(self.rng.getrandbits(64))
+        return self.make_relay(self.links, self.instance.clock, rng, self.here, self.links.peers)
 
     # ---------------------------------------------------------------- start and end
 
@@ -565,8 +565,8 @@ class DividedDaemon(Daemon):
             else:
                 self._begin_anew(problem)
             return
-        handled = max(share.handled for share in self.all)
-        self._rest.begin(self._pace.after_round(handled, self.all[0].wake_at, self.loop.now))
+        handled_count = max(share.handled for share in self.all)
+        self._rest.begin(self._pace.after_round(handled_count, self.all[0].wake_at, self.loop.now))
 
     def _after_wait(self, was_woken: bool) -> None:
         mode = self._pace.mode
@@ -640,10 +640,10 @@ class DividedDaemon(Daemon):
                 self._divide(opened)
                 self.instance.trace("has", len(self.all), "shares")
             return
-        wanted = self._growth.wanted_now([share.worked for share in self.all], self.loop.now, 0.0)
-        if wanted is not None:
+        expected = self._growth.wanted_now([share.worked for share in self.all], self.loop.now, 0.0)
+        if expected is not None:
             delay = OPENING_TIME_S * self.loop.random.random()
-            self.loop.after(delay, lambda: self._open(wanted, connection))
+            self.loop.after(delay, lambda: self._open(expected, connection))
 
     def _open(self, count: int, connection: int) -> None:
         if self.is_over or connection != self._connections:

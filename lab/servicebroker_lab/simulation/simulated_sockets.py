@@ -308,16 +308,16 @@ class ShippedNetwork(Network):
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         return self._events
 
-    def _open(self, address: Address, done: Callable[[Bytes | None], None]) -> None:
-        self._simulated.connect(self._index, index_of(address), done)
+    def _open(self, address: Address, on_done: Callable[[Bytes | None], None]) -> None:
+        self._simulated.connect(self._index, index_of(address), on_done)
 
     @override
     def apply(self, policy: Policy) -> int | None:
         """Apply a network policy. Without a real port the coroutine ends without waiting."""
         try:
             self._apply(policy).send(None)
-        except StopIteration as done:
-            port: int | None = done.value
+        except StopIteration as error:
+            port: int | None = error.value
             return port
         raise AssertionError
 

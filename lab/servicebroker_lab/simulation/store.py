@@ -152,9 +152,9 @@ class Endpoint:
 class Tables:
     """The committed state of one instance, and the actions of its applications."""
 
-    def __init__(self, broker: UUID, chance: Random) -> None:
+    def __init__(self, broker: UUID, rng: Random) -> None:
         self.broker = broker
-        self.chance = chance
+        self.rng = rng
         self.endpoints: dict[UUID, Endpoint] = {}
         self.removed: list[Endpoint] = []  # removed endpoints, for the checks of the run
         self.services: set[str] = set()
@@ -192,7 +192,7 @@ class Tables:
 
     def draw_handle(self) -> UUID:
         """Draw a new identifier."""
-        return UUID(int=self.chance.getrandbits(128))
+        return UUID(int=self.rng.getrandbits(128))
 
     def find(self, key: Key) -> Endpoint | None:
         """Return the endpoint of a side of a conversation; None without one."""
@@ -248,12 +248,12 @@ class Tables:
 
     def forget_closed(self, now: datetime) -> list[Endpoint]:
         """Remove and return closed endpoints after their retention, as maintenance does."""
-        expired = [
+        expired_endpoints = [
             endpoint for endpoint in self.endpoints.values() if endpoint.goes_at is not None and endpoint.goes_at <= now
         ]
-        for endpoint in expired:
+        for endpoint in expired_endpoints:
             self.removed.append(self.endpoints.pop(endpoint.handle))
-        return expired
+        return expired_endpoints
 
 
 class MemoryStore(Store):
@@ -360,8 +360,10 @@ class MemoryStore(Store):
 
     @override
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
-        found = self._tables.endpoints
-        return [self._as_remote_endpoint(found[handle]) for handle in handles if handle in found]
+        endpoints_by_handle = self._tables.endpoints
+        return [
+            self._as_remote_endpoint(endpoints_by_handle[handle]) for handle in handles if handle in endpoints_by_handle
+        ]
 
     @override
     def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
@@ -488,9 +490,9 @@ class MemoryStore(Store):
     # ---------------------------------------------------------------- outgoing messages
 
     @override
-    def read(self, wanted: dict[UUID, ReadRequest], longest: int) -> dict[UUID, OutgoingMessages]:
+    def read(self, expected: dict[UUID, ReadRequest], longest: int) -> dict[UUID, OutgoingMessages]:
         found = {}
-        for handle, reading in wanted.items():
+        for handle, reading in expected.items():
             endpoint = self._tables.endpoints.get(handle)
             rows = {} if endpoint is None else endpoint.rows
             numbers = sorted(number for number in rows if number >= reading.first)
@@ -786,14 +788,17 @@ class MemoryStore(Store):
 
     @override
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
-        return {owner: [known for known in self._tables.certificates if known.owner_id == owner[1]] for owner in owners}
+        return {
+            owner: [certificate for certificate in self._tables.certificates if certificate.owner_id == owner[1]]
+            for owner in owners
+        }
 
     @override
     def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
         return {
-            known.facts.thumbprint: known
-            for known in self._tables.certificates
-            if known.facts.thumbprint in thumbprints
+            certificate.facts.thumbprint: certificate
+            for certificate in self._tables.certificates
+            if certificate.facts.thumbprint in thumbprints
         }
 
     @override

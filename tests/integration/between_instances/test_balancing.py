@@ -145,8 +145,8 @@ def test_an_unreachable_instance_gets_no_new_conversations(sites: dict[str, Site
         (first["north"], there),
         (first["south"], second),
     ):  # each conversation has stayed at its instance
-        wanted = {text.replace(b"first", b"second") for text in texts if text}
-        assert wanted == {text for text in later if text and text.startswith(b"second")}
+        expected = {text.replace(b"first", b"second") for text in texts if text}
+        assert expected == {text for text in later if text and text.startswith(b"second")}
     assert waiting_messages(sites["west"].database) == 0
 
 

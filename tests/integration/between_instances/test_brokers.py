@@ -82,9 +82,9 @@ class Broker:
 class Network:
     """Two brokers, and a proxy before each."""
 
-    def __init__(self, west: Broker, east: Broker, chance: random.Random) -> None:
+    def __init__(self, west: Broker, east: Broker, rng: random.Random) -> None:
         self.west, self.east = west, east
-        self.proxies = [FaultProxy(broker.port, chance) for broker in (west, east)]
+        self.proxies = [FaultProxy(broker.port, rng) for broker in (west, east)]
         west.database.drop_service(STOCK)
         east.database.drop_service(ORDERS)
         west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{self.proxies[1].port}")
@@ -111,8 +111,8 @@ def network(
 class Traffic:
     """Sends numbered messages on several conversations. Each is answered with its number, and both sides check all."""
 
-    def __init__(self, network: Network, messages: int, chance: random.Random, seconds: float) -> None:
-        self.network, self.chance = network, chance
+    def __init__(self, network: Network, messages: int, rng: random.Random, seconds: float) -> None:
+        self.network, self.rng = network, rng
         self.each = max(1, messages // CONVERSATION_COUNT)
         self.pause = seconds * BATCH_MESSAGES / (self.each * CONVERSATION_COUNT)
         self.handles = [
@@ -146,10 +146,10 @@ class Traffic:
     def _send(self) -> None:
         database = self.network.west.database
         while not self.over.is_set() and (left := [h for h in self.handles if self.sent[h] < self.each]):
-            handle = self.chance.choice(left)
+            handle = self.rng.choice(left)
             first = self.sent[handle]
-            count = min(self.each - first, self.chance.randint(1, 2 * BATCH_MESSAGES))
-            padding = b"x" * (100_000 if self.chance.random() < 0.02 else 100)
+            count = min(self.each - first, self.rng.randint(1, 2 * BATCH_MESSAGES))
+            padding = b"x" * (100_000 if self.rng.random() < 0.02 else 100)
             database.send_batch(handle, ORDER, [b"%d " % n + padding for n in range(first, first + count)])
             self.sent[handle] += count
             time.sleep(self.pause)

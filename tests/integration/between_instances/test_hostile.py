@@ -106,9 +106,9 @@ class World:
 
     def arrives(self, text: str) -> Any:
         """Receive the next message, and check that it is this one. Return its conversation handle."""
-        found = self.east.database.receive(STOCK_QUEUE, wait=60)
-        assert bodies(found) == [text.encode()]
-        return found[0].conversation_handle
+        messages = self.east.database.receive(STOCK_QUEUE, wait=60)
+        assert bodies(messages) == [text.encode()]
+        return messages[0].conversation_handle
 
     def talk(self, site: Site, far: str) -> Talk:
         """Return the values of a site's conversation with a service that an eavesdropper knows."""

@@ -79,9 +79,9 @@ def talk(two: Two, handles: list[UUID], body: bytes) -> None:
                 transaction.send(handle, ORDER, body)
     read: list[bytes] = []
     while len(read) < len(handles):
-        found = bodies(two.east.database.receive(STOCK_QUEUE, wait=60))
-        assert found, f"{len(handles) - len(read)} messages have not arrived"
-        read += found
+        received_bodies = bodies(two.east.database.receive(STOCK_QUEUE, wait=60))
+        assert received_bodies, f"{len(handles) - len(read)} messages have not arrived"
+        read += received_bodies
     assert set(read) == {body}
     eventually(lambda: waiting_messages(two.west.database) == 0)
 

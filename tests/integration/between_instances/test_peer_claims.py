@@ -150,9 +150,9 @@ def test_an_acceptance_at_another_address(site: Site, shop: Site, tmp_path: Path
 def test_invalid_acceptances_are_refused(site: Site) -> None:
     site.certificate("create", "own")
     for name in ("own", "nobody"):
-        with pytest.raises(sb.BrokerError) as caught:
+        with pytest.raises(sb.BrokerError) as error:
             site.instance.accept_certificate(name)
-        assert caught.value.number == 15151
+        assert error.value.number == 15151
 
 
 def test_the_quota_of_a_peer_is_set_and_shown(site: Site, shop: Site, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_the_quota_of_a_peer_is_set_and_shown(site: Site, shop: Site, tmp_path: 
     assert "The limit of openings for the peer is 5,000 and has been reached." in found
     assert "servicebroker certificate budget" in found
     for name, amounts in (("own", {}), ("nobody", {}), ("shop", {"hats": 1}), ("shop", {"openings": 0})):
-        with pytest.raises(sb.BrokerError) as caught:
+        with pytest.raises(sb.BrokerError) as error:
             site.instance.set_peer_budget(name, amounts)
-        assert caught.value.number in (15151, 402)
+        assert error.value.number in (15151, 402)
     assert site.instance.set_peer_budget("shop", None) == DEFAULT
     site.certificate("budget", "shop", "--set", "openings=9")
     site.certificate("drop", "shop")

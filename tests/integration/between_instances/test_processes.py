@@ -118,8 +118,8 @@ def make_body(number: int) -> bytes:
 class Flow:
     """Sends numbered messages while the block runs. Each is answered with its number, and both sides check all."""
 
-    def __init__(self, west: Broker, east: Broker, chance: random.Random) -> None:
-        self.west, self.east, self.chance = west.database, east.database, chance
+    def __init__(self, west: Broker, east: Broker, rng: random.Random) -> None:
+        self.west, self.east, self.rng = west.database, east.database, rng
         handles = [self.west.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(CONVERSATION_COUNT)]
         self.sent: dict[UUID, int] = dict.fromkeys(handles, 0)
         self.arrived: dict[UUID, int] = {}  # next number, by the target's handle
@@ -170,8 +170,8 @@ class Flow:
 
     def _send(self) -> None:
         while not self._enough.is_set() and not self.problems:
-            handle = self.chance.choice(list(self.sent))
-            first, count = self.sent[handle], self.chance.randint(1, 40)
+            handle = self.rng.choice(list(self.sent))
+            first, count = self.sent[handle], self.rng.randint(1, 40)
             self.west.send_batch(handle, ORDER, [make_body(number) for number in range(first, first + count)])
             self.sent[handle] += count
             while sum(self.sent.values()) - self.answered_total > UNDER_WAY and not self._enough.is_set():

@@ -222,14 +222,14 @@ def test_a_large_message_is_sent_in_fragments(pair: Pair, kind: str) -> None:
 
 @pytest.mark.feature(127, 134)
 def test_lost_frames_are_retried_and_duplicates_dropped(pair: Pair) -> None:
-    chance = random.Random(5)
+    rng = random.Random(5)
     handles = [begin(pair, 10) for _ in range(5)]
     for _ in range(200):
         for site in (pair.west, pair.east):
-            kept = [body for body in site.out.frames if chance.random() > 0.3]
-            twice = [body for body in kept if chance.random() < 0.3]
+            kept = [body for body in site.out.frames if rng.random() > 0.3]
+            twice = [body for body in kept if rng.random() < 0.3]
             frames = kept + twice
-            chance.shuffle(frames)
+            rng.shuffle(frames)
             site.out.frames = deque(frames)
         pair.rounds(1)
         pair.pass_time(3)

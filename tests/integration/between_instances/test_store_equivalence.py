@@ -45,9 +45,9 @@ class Failure(Exception):
 class StorePair:
     """An instance in PostgreSQL and its double in memory, with operations that run on both."""
 
-    def __init__(self, url: str, chance: random.Random) -> None:
+    def __init__(self, url: str, rng: random.Random) -> None:
         moment = Clock()()
-        self.chance = chance
+        self.rng = rng
         self.instance = sb.open(url, clock=lambda: moment, upkeep=None)
         self.database = standard_database(self.instance)
         self.database.drop_service(STOCK)
@@ -60,7 +60,7 @@ class StorePair:
             "using (database_id) where services.name = %s",
             ORDERS,
         )
-        self.tables = Tables(guid, chance)
+        self.tables = Tables(guid, rng)
         self.tables.services.add(ORDERS)
         self.double = MemoryStore(self.tables, lambda: moment)
         self.snapshots: tuple[Any, Any] = (self.real.look(None).snapshot, self.double.look(None).snapshot)
@@ -76,7 +76,7 @@ class StorePair:
     def choose_handles(self) -> list[UUID]:
         """Choose random endpoints, perhaps with one that was removed."""
         removed = [endpoint.handle for endpoint in self.tables.removed[-1:]]
-        return [handle for handle in [*self.handles, *removed] if self.chance.random() < 0.5]
+        return [handle for handle in [*self.handles, *removed] if self.rng.random() < 0.5]
 
     def _choose_known_handles(self) -> list[UUID]:
         """Choose random handles, without conversations that no peer knows yet."""
@@ -109,14 +109,14 @@ class StorePair:
     def send(self) -> None:
         one = self._pick_endpoint(lambda one: one.is_open and (one.is_initiator or one.is_remote))
         if one is not None:
-            name, body = ORDER if one.is_initiator else REPLY, self.chance.randbytes(self.chance.choice((0, 3, 9)))
+            name, body = ORDER if one.is_initiator else REPLY, self.rng.randbytes(self.rng.choice((0, 3, 9)))
             self.database.send(one.handle, name, body)
             self._copy(one, Content.DATA, name, body)
 
     def end(self) -> None:
         one = self._pick_endpoint(lambda one: one.is_remote and one.is_open and one.send_sequence > 0)
         if one is not None:
-            error = self.chance.choice((None, (1, "why")))
+            error = self.rng.choice((None, (1, "why")))
             self.database.end_conversation(one.handle, error=error)
             content = Content.ERROR if error else Content.END
             self._copy(one, content, "", error_body(*error) if error else b"")
@@ -145,13 +145,13 @@ class StorePair:
             one.rows[sequence_number].status = status  # set by SEND, which the double does not simulate
 
     def _pick_endpoint(self, is_suitable: Callable[[Endpoint], bool]) -> Endpoint | None:
-        suitable = [one for one in self.tables.endpoints.values() if is_suitable(one)]
-        return self.chance.choice(suitable) if suitable else None
+        suitable = [endpoint for endpoint in self.tables.endpoints.values() if is_suitable(endpoint)]
+        return self.rng.choice(suitable) if suitable else None
 
     # ---------------------------------------------------------------- operations of rounds
 
     def open_target(self, *, is_empty: bool = False) -> None:
-        conversation = UUID(int=self.chance.getrandbits(128))
+        conversation = UUID(int=self.rng.getrandbits(128))
         header = Header(
             *(conversation, True, Kind.RUN, False, ORDERS, None, STOCK, FAR, 0, 0, 1, None),
             Opening(CONTRACT, 3600, False),
@@ -162,7 +162,7 @@ class StorePair:
         handle = self.real.new_handle()
         target = NewTarget(handle, header, place.home, place.broker, lifetime_of(header, now), "N")
         choices = (None, self._first_batch(), self._first_batch(is_whole=False))
-        batch = None if is_empty else self.chance.choice(choices)
+        batch = None if is_empty else self.rng.choice(choices)
         batches = {} if batch is None else {handle: batch}
         self.run_on_both(lambda store: _store_in_transaction(store, batches, {handle: target}))
         (created,) = self.real.endpoints([handle])
@@ -191,8 +191,7 @@ class StorePair:
             one for one in self.choose_handles() if one not in self.handles or self.tables.endpoints[one].send_sequence
         ]
         claims = {
-            handle: Claimed(self.chance.choice((None, str(FAR))), self.chance.choice((*Security,)))
-            for handle in claimed
+            handle: Claimed(self.rng.choice((None, str(FAR))), self.rng.choice((*Security,))) for handle in claimed
         }
         self.run_on_both(lambda store: store.claim(claims))
 
@@ -200,7 +199,7 @@ class StorePair:
         news = {}
         for handle in self._choose_known_handles():
             one = self.tables.endpoints.get(handle)
-            news[handle] = Acknowledged(self.chance.randint(0, one.send_sequence if one else 0), FAR)
+            news[handle] = Acknowledged(self.rng.randint(0, one.send_sequence if one else 0), FAR)
         settled = self.run_on_both(lambda store: store.acknowledge(news))
         assert set(settled[0]) == news.keys()
 
@@ -210,7 +209,7 @@ class StorePair:
 
     def diverge(self) -> None:
         diverged = {
-            handle: Diverged(self.chance.random() < 0.5, "it differs") for handle in self._choose_known_handles()[:1]
+            handle: Diverged(self.rng.random() < 0.5, "it differs") for handle in self._choose_known_handles()[:1]
         }
         self.run_on_both(lambda store: store.diverge(diverged))
 
@@ -218,7 +217,7 @@ class StorePair:
         batches = {
             handle: batch for handle in self._choose_known_handles() if (batch := self._batch(handle)) is not None
         }
-        if self.chance.random() < 0.3:  # a conversation may be closed between ordering and storing
+        if self.rng.random() < 0.3:  # a conversation may be closed between ordering and storing
             self.close_conversation()
 
         self.run_on_both(lambda store: _store_in_transaction(store, batches, {}))
@@ -230,12 +229,12 @@ class StorePair:
             return Batch(0, 0, [], None)
         incoming = Incoming(Progress(found.receive_sequence, dict(found.kept), None, found.receive_token, LIMITS))
         name = REPLY if found.is_initiator else ORDER
-        for _ in range(self.chance.randint(1, 6)):
-            number = found.receive_sequence + self.chance.randint(0, 3)
-            content = self.chance.choice((*[Content.DATA] * 8, Content.END, Content.ERROR))
+        for _ in range(self.rng.randint(1, 6)):
+            number = found.receive_sequence + self.rng.randint(0, 3)
+            content = self.rng.choice((*[Content.DATA] * 8, Content.END, Content.ERROR))
             token = number.to_bytes(8, "big")
             if content is Content.DATA and number % 2:
-                fragment = self.chance.randrange(3)
+                fragment = self.rng.randrange(3)
                 incoming.arrived(
                     number, fragment, 3, Part(name, content, (b"%04d" % fragment) * (LIMITS.fragment_size // 4), token)
                 )
@@ -243,39 +242,39 @@ class StorePair:
                 body = error_body(1, "why") if content is Content.ERROR else b"" if content is Content.END else b"abc"
                 incoming.arrived(number, 0, 1, Part(name, content, body or None, token))
         batch = incoming.batch()
-        return batch._replace(expected=batch.reached + 1) if batch and self.chance.random() < 0.02 else batch
+        return batch._replace(expected=batch.reached + 1) if batch and self.rng.random() < 0.02 else batch
 
     def set_statuses(self) -> None:
-        texts = {handle: self.chance.choice(("", "it waits")) for handle in self.choose_handles()}
+        texts = {handle: self.rng.choice(("", "it waits")) for handle in self.choose_handles()}
         self.run_on_both(lambda store: store.set_statuses(texts))
 
     def unfinished(self) -> None:
-        handles = self.chance.choice((None, self.choose_handles()))
+        handles = self.rng.choice((None, self.choose_handles()))
 
         def found(store: Store) -> list[Any]:
             rows = store.unfinished() if handles is None else store.unfinished(handles)
             return sorted(one._replace(idle=0.0) for one in rows)
 
         self.run_on_both(found)
-        if self.chance.random() < 0.2:
+        if self.rng.random() < 0.2:
             choose_handles = self.choose_handles()
             self.run_on_both(
                 lambda store: sorted(store.drop_unfinished([one for one in choose_handles if one in self.handles]))
             )
 
     def read(self) -> None:
-        wanted = {
-            handle: ReadRequest(self.chance.randint(0, 3), self.chance.randint(1, 4), self.chance.choice((1, 8, 100)))
+        expected = {
+            handle: ReadRequest(self.rng.randint(0, 3), self.rng.randint(1, 4), self.rng.choice((1, 8, 100)))
             for handle in self.choose_handles()
         }
-        self.run_on_both(lambda store: store.read(wanted, 4))
+        self.run_on_both(lambda store: store.read(expected, 4))
         for handle in self.choose_handles()[:3]:
-            number = self.chance.randint(0, 3)
+            number = self.rng.randint(0, 3)
             self.run_on_both(lambda store, handle=handle, number=number: store.read_token(handle, number))
             self.run_on_both(lambda store, handle=handle, number=number: store.read_fragment(handle, number, 1, 4))
 
     def page(self) -> None:
-        after = self.chance.choice([UUID(int=0), *self.handles])
+        after = self.rng.choice([UUID(int=0), *self.handles])
         self.run_on_both(lambda store: store.page(after, 3))
 
     def look(self) -> None:
@@ -285,12 +284,12 @@ class StorePair:
 
     def round(self) -> None:
         """Run several operations in one transaction, which may fail."""
-        fails = self.chance.random() < 0.4
+        fails = self.rng.random() < 0.4
         before = self.read_queues()
         try:
             with self.real.transaction(), self.double.transaction():
-                for _ in range(self.chance.randint(1, 4)):
-                    self.chance.choice((self.claim, self.acknowledge, self.fail, self.set_statuses, self.read))()
+                for _ in range(self.rng.randint(1, 4)):
+                    self.rng.choice((self.claim, self.acknowledge, self.fail, self.set_statuses, self.read))()
                 if fails:
                     raise Failure
         except Failure:
@@ -310,7 +309,7 @@ class StorePair:
                 assert queues[1].get(one.handle, []) == [(c is Content.DATA, body) for c, body in one.queue]
 
     def _keys(self) -> list[tuple[UUID, bool]]:
-        return [one.key for one in self.tables.endpoints.values()]
+        return [endpoint.key for endpoint in self.tables.endpoints.values()]
 
     def read_queues(self) -> tuple[dict[UUID, Any], dict[UUID, Any]]:
         """Return the contents of the transmission queue and of the queue."""
@@ -392,9 +391,9 @@ def _operate(store_pair: StorePair, count: int) -> None:
     ]
     weights = [8, 8, 3, 4, 2, 4, 1, 1, 2, 2, 1, 2, 3, 2]
     for _ in range(count):
-        if len([one for one in store_pair.tables.endpoints.values() if not one.is_over]) < HANDLE_COUNT:
-            store_pair.chance.choice((store_pair.begin, store_pair.open_target))()
-        store_pair.chance.choices(actions, weights)[0]()
+        if len([endpoint for endpoint in store_pair.tables.endpoints.values() if not endpoint.is_over]) < HANDLE_COUNT:
+            store_pair.rng.choice((store_pair.begin, store_pair.open_target))()
+        store_pair.rng.choices(actions, weights)[0]()
         store_pair.check()
 
 

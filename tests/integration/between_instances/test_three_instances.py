@@ -68,8 +68,8 @@ def test_a_killed_forwarder_neither_loses_nor_duplicates_messages(three: tuple[T
     enough.set()
     sender.result(60)
     eventually(lambda: receive(1) == sent[0] * CONVERSATION_COUNT, 120)
-    wanted = [str(number).encode() for number in range(sent[0])]
-    assert list(received.values()) == [wanted] * CONVERSATION_COUNT
+    expected = [str(number).encode() for number in range(sent[0])]
+    assert list(received.values()) == [expected] * CONVERSATION_COUNT
     eventually(lambda: waiting_messages(two.west.database) == 0)
     for table in ("conversation_endpoints", "transmission_queue"):
         assert query(middle.database, f"select count(*) from servicebroker.{table}") == [(0,)]

@@ -82,9 +82,9 @@ def test_a_lifetime_ends_by_the_servers_clock(make_instance_url: Callable[..., s
         with instance.connection() as connection:
             connection.execute("update servicebroker.conversation_endpoints set lifetime = now() - interval '1 s'")
         assert errors(database.receive("OrdersQueue")) == [-8489]
-        with pytest.raises(sb.BrokerError) as refused:
+        with pytest.raises(sb.BrokerError) as error:
             database.send(handle, ORDER, b"x")
-        assert refused.value.number == 8429
+        assert error.value.number == 8429
 
 
 def test_a_clock_that_fails_once_does_not_stop_upkeep(

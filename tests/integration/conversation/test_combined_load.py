@@ -183,9 +183,9 @@ def test_every_message_is_received_once_and_in_order(
             taken[message.conversation_handle].append((message.message_sequence_number, message.message_body))
     assert counts["sent"]
     for _, target in pairs:
-        wanted = sorted((number, body) for (handle, number), body in sent.items() if handle == target)
-        assert taken[target] == wanted
-        assert [number for number, _ in wanted] == list(range(1, len(wanted) + 1))
+        expected = sorted((number, body) for (handle, number), body in sent.items() if handle == target)
+        assert taken[target] == expected
+        assert [number for number, _ in expected] == list(range(1, len(expected) + 1))
     answers = {
         (message.conversation_handle, message.message_sequence_number): message.message_body
         for message in receive_everything(database, ORDERS_QUEUE)

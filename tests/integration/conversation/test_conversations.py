@@ -40,14 +40,14 @@ FORMS = [{}, {"error": (127, "Unable to <process> & 'more' ü")}, {"cleanup": Tr
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["plain", "error", "cleanup"])
-@pytest.mark.parametrize("wanted", ["SO", "CO", "DI", "ER", "DO", "CD"])
-def test_every_form_of_end_in_every_state(database: sb.Database, wanted: str, form: dict[str, object]) -> None:
-    handle, queue = create_endpoint(database, wanted)
-    assert state(database, handle) == wanted
-    if wanted in ("DO", "CD") and "cleanup" not in form:
-        with refused(8427, f"'{wanted}'"):
+@pytest.mark.parametrize("expected", ["SO", "CO", "DI", "ER", "DO", "CD"])
+def test_every_form_of_end_in_every_state(database: sb.Database, expected: str, form: dict[str, object]) -> None:
+    handle, queue = create_endpoint(database, expected)
+    assert state(database, handle) == expected
+    if expected in ("DO", "CD") and "cleanup" not in form:
+        with refused(8427, f"'{expected}'"):
             database.end_conversation(handle, **form)  # type: ignore[arg-type]
-        assert state(database, handle) == wanted
+        assert state(database, handle) == expected
         return
     far = peer_handle(database, handle)
     database.end_conversation(handle, **form)  # type: ignore[arg-type]
@@ -55,13 +55,13 @@ def test_every_form_of_end_in_every_state(database: sb.Database, wanted: str, fo
     assert database.receive(queue) == []
     with refused(8426, str(handle)):
         database.end_conversation(handle)
-    told = database.receive(STOCK_QUEUE)
-    if wanted == "CO":
+    messages = database.receive(STOCK_QUEUE)
+    if expected == "CO":
         after = {"plain": "DI", "error": "ER", "cleanup": "CO"}
         assert state(database, far) == after["cleanup" if "cleanup" in form else "error" if form else "plain"]
-        assert len(told) == (0 if "cleanup" in form else 1)
+        assert len(messages) == (0 if "cleanup" in form else 1)
     else:
-        assert told == []
+        assert messages == []
 
 
 @pytest.mark.feature(64, 88, 91, 94, 101)
@@ -71,11 +71,11 @@ def test_a_plain_end_comes_after_the_messages_sent_before(database: sb.Database)
         transaction.send(initiator, ORDER, b"1")
         transaction.send(initiator, ORDER, b"2")
         transaction.end_conversation(initiator)
-    found = database.receive(STOCK_QUEUE)
-    assert bodies(found) == [b"1", b"2", None]
-    assert [message.message_sequence_number for message in found] == [1, 2, 3]
-    assert [message.is_end_dialog for message in found] == [False, False, True]
-    assert (found[2].message_type_name, found[2].validation) == (sb.END_DIALOG, "E")
+    messages = database.receive(STOCK_QUEUE)
+    assert bodies(messages) == [b"1", b"2", None]
+    assert [message.message_sequence_number for message in messages] == [1, 2, 3]
+    assert [message.is_end_dialog for message in messages] == [False, False, True]
+    assert (messages[2].message_type_name, messages[2].validation) == (sb.END_DIALOG, "E")
     assert state(database, target) == "DI"
     assert database.receive(ORDERS_QUEUE) == []
     database.end_conversation(target)
@@ -127,8 +127,8 @@ def test_end_deletes_the_unread_messages_of_its_conversation_only(database: sb.D
     database.end_conversation(target)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1", b"2"]
     assert database.receive(STOCK_QUEUE) == []
-    found = database.receive(ORDERS_QUEUE)
-    assert (found[0].message_body, found[1].is_end_dialog) == (b"for the peer", True)
+    messages = database.receive(ORDERS_QUEUE)
+    assert (messages[0].message_body, messages[1].is_end_dialog) == (b"for the peer", True)
 
 
 @pytest.mark.feature(95)
@@ -174,9 +174,9 @@ def test_the_same_side_ends_twice_at_once(database: sb.Database) -> None:
             transaction.end_conversation(handle)
             second = in_thread(database.end_conversation, handle)
             wait_until_blocked(database)
-        with pytest.raises(sb.BrokerError) as caught:
+        with pytest.raises(sb.BrokerError) as error:
             second.result(10)
-        assert caught.value.number == (8426, 8427)[which]
+        assert error.value.number == (8426, 8427)[which]
 
 
 @pytest.mark.feature(99)
@@ -275,8 +275,8 @@ def test_end_waits_for_a_reader_of_its_group(database: sb.Database) -> None:
         wait_until_blocked(database)
         reader.send(target, REPLY, b"answer")
     ended.result(10)
-    found = database.receive(ORDERS_QUEUE)
-    assert (found[0].message_body, found[1].is_end_dialog) == (b"answer", True)
+    messages = database.receive(ORDERS_QUEUE)
+    assert (messages[0].message_body, messages[1].is_end_dialog) == (b"answer", True)
 
 
 # ---------------------------------------------------------------- timers

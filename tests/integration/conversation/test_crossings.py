@@ -196,14 +196,14 @@ class RestrictedCrossingRunner(CrossingRunner, FencedModel):
     left_out = frozenset({"batch", "status"})
 
 
-def crossings(of: type[CrossingRunner], chance: random.Random, count: int) -> Iterator[Crossing]:
+def crossings(of: type[CrossingRunner], rng: random.Random, count: int) -> Iterator[Crossing]:
     """Return `count` different crossings, with each verb and each state equally often."""
     verbs = [verb for verb in VERBS if verb not in of.left_out]
     outer = list(itertools.product(verbs, STATES))
-    chance.shuffle(outer)
+    rng.shuffle(outer)
     inner = list(itertools.product(SAVEPOINTS, LOCKS, DUE, (False, True), (False, True), (False, True)))
     for verb, state in itertools.islice(itertools.cycle(outer), count):
-        yield Crossing(verb, state, *chance.choice(inner))
+        yield Crossing(verb, state, *rng.choice(inner))
 
 
 def run_crossings(of: type[CrossingRunner], found: Iterator[Crossing]) -> int:

@@ -186,10 +186,10 @@ def test_a_joined_transaction_and_a_caught_deadlock(database: sb.Database, stock
         take(verbs, stock)
         future = in_thread(other)
         both_hold.wait(10)
-        with pytest.raises(sb.BrokerError) as caught:
+        with pytest.raises(sb.BrokerError) as error:
             verbs.end_conversation(target)
-        assert caught.value.number == 1205
-        assert str(connection.info.backend_pid) in caught.value.text
+        assert error.value.number == 1205
+        assert str(connection.info.backend_pid) in error.value.text
         with pytest.raises(sb.InstanceError, match="begin it again"):
             verbs.send(initiator, ORDER, b"y")
         connection.rollback()

@@ -351,15 +351,15 @@ def test_the_double_delivers_what_is_due_in_each_statement_that_looks() -> None:
 
 def test_random_courses(database: sb.Database, clock: Clock, request: pytest.FixtureRequest) -> None:
     """Random delays: the engine and the double deliver the same messages at the same times."""
-    chance = random.Random(request.config.getoption("seed"))
+    rng = random.Random(request.config.getoption("seed"))
     courses = [of_engine(database, clock), of_double()]
     handles = [[begin(course.database) for _ in range(4)] for course in courses]
     for step in range(60 if request.config.getoption("full") else 25):
-        which, action = chance.randrange(4), chance.choice(["send", "delay", "delay", "jump", "cancel"])
+        which, action = rng.randrange(4), rng.choice(["send", "delay", "delay", "jump", "cancel"])
         delay, seconds, number = (
-            chance.choice([5, 30, 90]),
-            chance.choice([3, 20, 60]),
-            chance.choice([None, *range(6)]),
+            rng.choice([5, 30, 90]),
+            rng.choice([3, 20, 60]),
+            rng.choice([None, *range(6)]),
         )
         results: list[Any] = []
         for course, own in zip(courses, handles, strict=True):
@@ -373,10 +373,10 @@ def test_random_courses(database: sb.Database, clock: Clock, request: pytest.Fix
                 results.append(
                     course.database.send(own[which], ORDER, str(step), delay=delay if action == "delay" else None)
                 )
-            taken = course.database.receive(STOCK_QUEUE, top=None, groups=10)
+            messages = course.database.receive(STOCK_QUEUE, top=None, groups=10)
             results[-1] = (
                 results[-1],
-                sorted((message.message_sequence_number, message.message_body) for message in taken),
+                sorted((message.message_sequence_number, message.message_body) for message in messages),
             )
         assert results[0] == results[1], (step, action)
 
@@ -475,7 +475,7 @@ def test_the_commands(database: sb.Database, clock: Clock) -> None:
     assert "no time zone" in run("send", "x", *to_stock, "--at", "2030-01-31T09:00", code=2)
     assert "is no time" in run("send", "x", *to_stock, "--at", "soon", code=2)
     messages = json.loads(run("delayed", "list", "--json"))["messages"]
-    assert [(one["conversation_handle"], one["bytes"]) for one in messages] == [(handle, 3)] * 2
+    assert [(message["conversation_handle"], message["bytes"]) for message in messages] == [(handle, 3)] * 2
     assert STOCK in run("delayed", "list", "--conversation", handle)
     status = CliRunner().invoke(command, ["status", "--instance", database.instance.url]).output
     assert "are delayed (servicebroker delayed list)" in status

@@ -136,9 +136,9 @@ def test_the_messages_move_with_their_conversation(database: sb.Database) -> Non
         database, "select count(*) from servicebroker.conversation_groups where conversation_group_id = %s", left
     ) == [(0,)]
     database.send(peer_handle(database, first), REPLY, b"later")
-    found = database.receive(ORDERS_QUEUE)
-    assert {message.conversation_group_id for message in found} == {group}
-    by_handle = {handle: [m for m in found if m.conversation_handle == handle] for handle in (first, second)}
+    messages = database.receive(ORDERS_QUEUE)
+    assert {message.conversation_group_id for message in messages} == {group}
+    by_handle = {handle: [m for m in messages if m.conversation_handle == handle] for handle in (first, second)}
     assert bodies(by_handle[first]) == [b"0", b"1", b"2", b"later"]
     assert bodies(by_handle[second]) == [b"0", b"1", b"2"]
     orders = [message.queuing_order for message in by_handle[first]]
@@ -187,9 +187,9 @@ def test_a_rolled_back_move_changes_nothing(database: sb.Database) -> None:
     with rolled_back(database) as transaction:
         transaction.move_conversation(first, group_of(database, second))
     database.send(peer_handle(database, first), REPLY, b"3")
-    found = database.receive(ORDERS_QUEUE, conversation_handle=first)
-    assert bodies(found) == [b"0", b"1", b"2", b"3"]
-    assert {message.conversation_group_id for message in found} == {group}
+    messages = database.receive(ORDERS_QUEUE, conversation_handle=first)
+    assert bodies(messages) == [b"0", b"1", b"2", b"3"]
+    assert {message.conversation_group_id for message in messages} == {group}
 
 
 @pytest.mark.feature(79)
@@ -237,8 +237,8 @@ def test_move_in_every_open_state(database: sb.Database) -> None:
     for handle, letters in ((disconnected, "DI"), (failed, "ER")):
         database.move_conversation(handle, group)
         assert state(database, handle) == letters
-    found = database.receive(ORDERS_QUEUE, conversation_group_id=group)
-    assert {message.conversation_handle for message in found} == {disconnected, failed}
+    messages = database.receive(ORDERS_QUEUE, conversation_group_id=group)
+    assert {message.conversation_handle for message in messages} == {disconnected, failed}
 
 
 def test_move_is_refused_while_a_pipeline_reads_the_queue(database: sb.Database) -> None:

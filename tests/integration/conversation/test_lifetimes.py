@@ -57,9 +57,9 @@ def test_both_sides_get_an_error_after_the_lifetime(database: sb.Database, clock
     database.send(initiator, ORDER, b"2")
     database.send(target, REPLY, b"3")
     clock.jump(seconds=11)
-    found = database.receive(STOCK_QUEUE)
-    assert errors(found[:1]) == [EXPIRED]
-    assert bodies(found[1:]) == [b"2"]  # messages that have arrived can still be received
+    messages = database.receive(STOCK_QUEUE)
+    assert errors(messages[:1]) == [EXPIRED]
+    assert bodies(messages[1:]) == [b"2"]  # messages that have arrived can still be received
     assert state(database, target) == "ER"
     assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
     assert state(database, initiator) == "ER"
@@ -86,9 +86,9 @@ def test_verbs_on_an_expired_conversation_before_upkeep(database: sb.Database, c
             database.begin_conversation_timer(handle, 0 if handle == initiator else 5)
     database.end_conversation(initiator)  # as in the state ER: the peer gets no EndDialog
     assert state(database, initiator) is None
-    found = database.receive(STOCK_QUEUE)
-    assert errors(found) == [EXPIRED]
-    assert not any(message.is_end_dialog for message in found)
+    messages = database.receive(STOCK_QUEUE)
+    assert errors(messages) == [EXPIRED]
+    assert not any(message.is_end_dialog for message in messages)
 
 
 @pytest.mark.feature(39)
@@ -218,8 +218,8 @@ def test_many_conversations_expire_and_the_index_is_used(fresh_database: sb.Data
         ).fetchall()
         connection.execute("reset enable_seqscan")
     assert "conversation_endpoints_lifetime" in str(plan)
-    found = query(database, f"select count(*) from {database.name}_dbo.ordersqueue")
-    assert found == [(250,)]
+    rows = query(database, f"select count(*) from {database.name}_dbo.ordersqueue")
+    assert rows == [(250,)]
 
 
 def halt_expiry(connection: psycopg.Connection[object], number: int) -> None:

@@ -102,12 +102,12 @@ def test_an_error_names_its_send_and_nothing_is_committed(database: sb.Database)
     database.end_conversation(far)
     before = depth(database)
     with pytest.raises(sb.InstanceError, match="undone all of it"), database.transaction() as tx:
-        with refused(8429, "SEND 2 of the pipeline", str(bad)) as caught, tx.pipeline():
+        with refused(8429, "SEND 2 of the pipeline", str(bad)) as error, tx.pipeline():
             for n in range(2):
                 tx.send(good, ORDER, b"%d" % n)
             tx.send(bad, ORDER, b"x")
             tx.send(good, ORDER, b"2")
-        assert caught.value.place == 2
+        assert error.value.place == 2
     assert depth(database) == before
     with database.transaction() as tx, tx.savepoint():
         with refused(8428, "SEND 0 of the pipeline", "//none"), tx.savepoint(), tx.pipeline():

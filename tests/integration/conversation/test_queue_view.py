@@ -36,15 +36,15 @@ def test_the_view_refuses_writes(database: sb.Database, statement: str, name: st
     view = sql.Identifier(f"{database.name}_{schema}".lower(), own.lower())
     count = sql.SQL("select count(*) from {}").format(view)
     before = query(database, count)  # type: ignore[arg-type]
-    with database.instance.connection() as connection, pytest.raises(psycopg.Error) as caught:
+    with database.instance.connection() as connection, pytest.raises(psycopg.Error) as error:
         text = sql.SQL(statement).format(*[view] * statement.count("{}"))
         if statement.startswith("copy"):
             with connection.cursor() as cursor, cursor.copy(text) as copy:
                 copy.write_row(["1"] * 15)
         else:
             connection.execute(text)
-    assert caught.value.sqlstate == "S0416"
-    assert f'Msg 416, Level 16, State 1: The service queue "{own}" cannot be directly updated.' in str(caught.value)
+    assert error.value.sqlstate == "S0416"
+    assert f'Msg 416, Level 16, State 1: The service queue "{own}" cannot be directly updated.' in str(error.value)
     assert query(database, count) == before  # type: ignore[arg-type]
 
 

@@ -84,8 +84,8 @@ def test_retention_keeps_the_messages_of_all_groups(database: sb.Database) -> No
     for number in range(3):
         begin_with(database, b"%d" % number)
     assert len(database.receive(STOCK_QUEUE, groups=3)) == 3
-    kept = query(database, f"select message_body from servicebroker.retained_{queue_number(database, STOCK_QUEUE)}")
-    assert sorted(kept) == [(b"0",), (b"1",), (b"2",)]
+    rows = query(database, f"select message_body from servicebroker.retained_{queue_number(database, STOCK_QUEUE)}")
+    assert sorted(rows) == [(b"0",), (b"1",), (b"2",)]
 
 
 def test_a_shared_body_is_removed(database: sb.Database) -> None:

@@ -109,8 +109,8 @@ def test_an_end_in_one_statement_writes_the_rows_of_its_steps(database: sb.Datab
                         run(tx.connection, end._end_step_by_step(remote, now=now, error=None, cleanup=False))
                     elif run(tx.connection, end._end_dialog(Catalog(), remote, now)) is not is_one_statement:
                         pytest.fail(f"{name}: END is {'not' if is_one_statement else ''} one statement")
-                except BrokerError as refused:
-                    found.append(refused.number)
+                except BrokerError as error:
+                    found.append(error.number)
                 else:
                     found.append([_read_rows(tx.connection), tx.connection.execute(messages).fetchall()])
                 tx.connection.rollback()

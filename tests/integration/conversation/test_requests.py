@@ -94,9 +94,9 @@ def answer_next(database: sb.Database) -> None:
 
 def time_out(database: sb.Database, **options: Any) -> UUID:
     """Send a request whose caller does not wait. Return its handle."""
-    with pytest.raises(sb.RequestTimeout) as caught:
+    with pytest.raises(sb.RequestTimeout) as error:
         ask(database, timeout=0, **options)
-    return caught.value.handle
+    return error.value.handle
 
 
 def run_upkeep(database: sb.Database) -> None:
@@ -136,17 +136,17 @@ def test_after_an_answer_both_sides_have_ended(database: sb.Database) -> None:
     ("body", "code", "text"), [(ERROR_BODY, 7, "not in stock"), (END_BODY, 0, "without an answer")]
 )
 def test_an_error_of_the_target_raises(database: sb.Database, body: bytes, code: int, text: str) -> None:
-    with worker_running(database), pytest.raises(sb.RequestError, match=text) as caught:
+    with worker_running(database), pytest.raises(sb.RequestError, match=text) as error:
         ask(database, body)
-    assert caught.value.code == code
-    assert text in caught.value.description
-    assert is_removed(database, caught.value.handle)
+    assert error.value.code == code
+    assert text in error.value.description
+    assert is_removed(database, error.value.handle)
 
 
 def test_an_error_of_the_broker_raises(database: sb.Database) -> None:
-    with pytest.raises(sb.RequestError) as caught:
+    with pytest.raises(sb.RequestError) as error:
         database.request(ORDERS, STOCK, "DEFAULT", b"1", timeout=20)  # a contract that the target does not accept
-    assert caught.value.code == -8408
+    assert error.value.code == -8408
 
 
 def test_concurrent_callers_get_their_own_answers(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,14 +273,14 @@ def test_end_is_sent_with_commit(database: sb.Database, monkeypatch: pytest.Monk
 
 def test_a_timeout_has_a_reason(database: sb.Database) -> None:
     def time_out_reason(**options: Any) -> str:
-        with pytest.raises(sb.RequestTimeout) as caught:
+        with pytest.raises(sb.RequestTimeout) as error:
             database.request(
                 **{"from_service": ORDERS, "to_service": STOCK, "message_type": ORDER, "body": b"1"} | options,
                 contract=CONTRACT,
                 timeout=0.1,
             )
-        assert caught.value.reason in str(caught.value)
-        return caught.value.reason
+        assert error.value.reason in str(error.value)
+        return error.value.reason
 
     assert "no service by that name" in time_out_reason(to_service="//test/nowhere")
     assert "where no reader waits" in time_out_reason()

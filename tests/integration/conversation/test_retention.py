@@ -82,8 +82,8 @@ def test_received_messages_stay_with_status_0_and_sent_copies_with_3(database: s
     target = peer_handle(database, initiator)
     assert rows(database) == [(1, 0, b"one"), (1, 1, b"two"), (1, 2, b"three")]
     assert rows(database, ORDERS_QUEUE) == [(3, 0, b"one"), (3, 1, b"two"), (3, 2, b"three")]
-    taken = database.receive(STOCK_QUEUE, top=2)
-    assert [(message.status, message.message_body) for message in taken] == [(0, b"one"), (0, b"two")]
+    messages = database.receive(STOCK_QUEUE, top=2)
+    assert [(message.status, message.message_body) for message in messages] == [(0, b"one"), (0, b"two")]
     assert rows(database) == [(0, 0, b"one"), (0, 1, b"two"), (1, 2, b"three")]
     database.send(target, REPLY, b"reply")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"three"]
@@ -295,11 +295,11 @@ def test_rollbacks_return_the_message(database: sb.Database) -> None:
 def test_receive_where_retains(database: sb.Database, where: str) -> None:
     initiator, target = open_dialog(database)
     database.send_batch(initiator, ORDER, [b"x", b"y"])
-    wanted: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "handle": {"conversation_handle": target},
         "group": {"conversation_group_id": group_of(database, target)},
     }[where]
-    assert bodies(database.receive(STOCK_QUEUE, top=1, **wanted)) == [b"x"]
+    assert bodies(database.receive(STOCK_QUEUE, top=1, **expected)) == [b"x"]
     assert rows(database) == [(0, 0, b"open"), (0, 1, b"x"), (1, 2, b"y")]
 
 

@@ -376,9 +376,9 @@ def test_an_invalid_body_is_an_error_for_both_sides(
         assert code == number
         if number == -9615:
             assert f"Initiator: 1, and Message sequence number: {sent}." in text
-        arrived = database.receive(STOCK_QUEUE, conversation_handle=target)
-        assert arrived[0].is_error
-        assert bodies(arrived[1:]) == [b"fine"] * sent
+        messages = database.receive(STOCK_QUEUE, conversation_handle=target)
+        assert messages[0].is_error
+        assert bodies(messages[1:]) == [b"fine"] * sent
         with refused(8429, "'ER'"):
             database.send(handle, ORDER, b"x")
         database.end_conversation(handle)

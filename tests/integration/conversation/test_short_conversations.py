@@ -51,8 +51,8 @@ def record_statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     run = PreparedStatements._run
 
     def run_and_record(self: Any, connection: Any, sql: str, *arguments: Any) -> Any:
-        found = re.match(r"/\* (\S+) \*/", sql)
-        ran.append(found[1] if found else sql)
+        match = re.match(r"/\* (\S+) \*/", sql)
+        ran.append(match[1] if match else sql)
         return run(self, connection, sql, *arguments)
 
     with monkeypatch.context() as patch:
@@ -298,9 +298,9 @@ def test_a_user_that_is_not_dbo(own_database: sb.Database, monkeypatch: pytest.M
     database.deny("RECEIVE", "App", queue=STOCK_QUEUE)
     for message in messages:
         for verb in (user.end_conversation, lambda handle: user.send(handle, MARK)):
-            with pytest.raises(sb.BrokerError) as refused:
+            with pytest.raises(sb.BrokerError) as error:
                 verb(message.conversation_handle)
-            assert refused.value.number == 8494
+            assert error.value.number == 8494
     assert {state(database, message.conversation_handle) for message in messages} == {"CO"}
 
 

@@ -75,10 +75,10 @@ def deliver_messages(database: sb.Database) -> bool:
 
 def check_raises(number: int, statement: Callable[[], Any]) -> str:
     """Check that the statement raises this number, also as the SQLSTATE. Return the first line of the text."""
-    with pytest.raises(psycopg.Error) as caught:
+    with pytest.raises(psycopg.Error) as error:
         statement()
-    assert caught.value.sqlstate == f"S{number:04}", str(caught.value)
-    text = str(caught.value).splitlines()[0]
+    assert error.value.sqlstate == f"S{number:04}", str(error.value)
+    text = str(error.value).splitlines()[0]
     assert text.startswith(f"Msg {number}, Level 16, State 1: {RULES[number].text.split('{')[0]}")
     assert "{" not in text
     assert "%" not in text
@@ -180,9 +180,9 @@ def test_begin_dialog_refuses_invalid_arguments(database: sb.Database) -> None:
     assert "ENCRYPTION is NULL" in check_raises(402, prepare_begin(name, ORDERS, STOCK, encryption=None))
     check_raises(8414, prepare_begin(name, ORDERS, STOCK, related_conversation_group=UUID(int=0)))
     for wrong in ("", "x" * 257):
-        with pytest.raises(psycopg.Error, match="Msg 15151") as caught:
+        with pytest.raises(psycopg.Error, match="Msg 15151") as error:
             prepare_begin(name, ORDERS, wrong)()
-        assert caught.value.sqlstate == "SB000"
+        assert error.value.sqlstate == "SB000"
     group = uuid4()
     database.create_service("//other", ORDERS_QUEUE)
     prepare_begin(name, "//other", STOCK, related_conversation_group=group)()

@@ -229,12 +229,12 @@ def test_every_successful_send_before_the_end_arrives(database: sb.Database, see
         sent: list[bytes] = []
         senders = [partial(send, initiator, name, sent) for name in range(4)]
         run_together(*senders, partial(end, initiator, seeded_random.random() / 50))
-        found = database.receive(STOCK_QUEUE)
+        messages = database.receive(STOCK_QUEUE)
         if sent:
-            assert found[-1].is_end_dialog
-            database.end_conversation(found[-1].conversation_handle)
-        assert sorted(bodies(found[:-1])) == sorted(sent)
-        assert [message.message_sequence_number for message in found] == list(range(len(found)))
+            assert messages[-1].is_end_dialog
+            database.end_conversation(messages[-1].conversation_handle)
+        assert sorted(bodies(messages[:-1])) == sorted(sent)
+        assert [message.message_sequence_number for message in messages] == list(range(len(messages)))
 
 
 def test_concurrent_errors_and_ends_of_both_sides(database: sb.Database, seeded_random: random.Random) -> None:

@@ -232,8 +232,8 @@ def test_senders_while_brokers_go_off_and_on(
     assert waiting_messages(near) == waiting_messages(far) == 0
     text = "select send_sequence from servicebroker.conversation_endpoints where conversation_handle = %s"
     for initiator, target in pairs:
-        arrived = far.receive(STOCK_QUEUE, conversation_handle=target)
-        assert [m.message_sequence_number for m in arrived] == list(range(query(near, text, initiator)[0][0]))
+        messages = far.receive(STOCK_QUEUE, conversation_handle=target)
+        assert [m.message_sequence_number for m in messages] == list(range(query(near, text, initiator)[0][0]))
         answers = near.receive(ORDERS_QUEUE, conversation_handle=initiator)
         assert [m.message_sequence_number for m in answers] == list(range(query(near, text, target)[0][0]))
 

@@ -122,9 +122,9 @@ def test_define_alters_different_objects(empty: sb.Database) -> None:
 )
 def test_an_impossible_change_is_refused_in_one_sentence(empty: sb.Database, change: Any, words: str) -> None:
     empty.define(SHOP)
-    with pytest.raises(sb.InstanceError) as caught:
+    with pytest.raises(sb.InstanceError) as error:
         empty.define(change)
-    assert words in str(caught.value)
+    assert words in str(error.value)
 
 
 def test_definitions_in_one_transaction(empty: sb.Database) -> None:

@@ -203,7 +203,7 @@ def test_drop_database_leaves_nothing(fresh_instance: sb.Instance) -> None:
 
 def _database_content(database: sb.Database) -> list[tuple[Any, ...]]:
     """Return our tables, sequences, views and functions, all schemas, and the row counts of the catalog."""
-    found = query(
+    rows = query(
         database,
         "select relnamespace::regnamespace::text || '.' || relname from pg_class where relkind in ('r', 'v', 'S') "
         "and relnamespace::regnamespace::text !~ '^(pg_|information_schema)' "
@@ -216,7 +216,7 @@ def _database_content(database: sb.Database) -> list[tuple[Any, ...]]:
         "where schemaname = 'servicebroker' and tablename !~ '_probes|waiting|audit'",
     )
     counts = [(t, query(database, f"select count(*) from servicebroker.{t}")[0][0]) for (t,) in sorted(tables)]  # type: ignore[arg-type]
-    return [*found, *counts]
+    return [*rows, *counts]
 
 
 @pytest.mark.feature(7)

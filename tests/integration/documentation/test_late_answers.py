@@ -128,9 +128,9 @@ def test_no_order_of_the_fastapi_example_is_lost(
 
 def file_of_page(name: str, language: str = "python") -> str:
     """Return a file of the story from its page."""
-    found = re.search(rf"```{language}\n# {re.escape(name)}\n(.*?)```", STORY, re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"```{language}\n# {re.escape(name)}\n(.*?)```", STORY, re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 @pytest.mark.timeout(1500)

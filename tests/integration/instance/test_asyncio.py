@@ -114,8 +114,8 @@ class CancelAt:
         while True:
             try:
                 waited_for = step(given)
-            except StopIteration as done:
-                result: T = done.value
+            except StopIteration as error:
+                result: T = error.value
                 return result
             self.waits += 1
             if self.waits == self.at:
@@ -596,10 +596,10 @@ def test_a_verb_that_waits_for_a_lock_can_be_cancelled(loop: LoopBed) -> None:
             )
             await asyncio.sleep(0.3)
             blocked.cancel()
-            started = time.monotonic()
+            started_at = time.monotonic()
             with pytest.raises(asyncio.CancelledError):
                 await blocked
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started_at < 3
         await nothing_is_left_open(database)
 
     loop.run(test)
@@ -682,9 +682,9 @@ def test_the_end_of_the_loop_ends_everything(loop: LoopBed) -> None:
         left_behind.extend(readers)
 
     left_behind: list[asyncio.Task[Any]] = []
-    started = time.monotonic()
+    started_at = time.monotonic()
     loop.run(leave_readers_behind)
-    assert time.monotonic() - started < TIMEOUT_S
+    assert time.monotonic() - started_at < TIMEOUT_S
     ends = [reader.cancelled() or isinstance(reader.exception(), sb.InstanceError) for reader in left_behind]
     assert ends == [True] * 10
 

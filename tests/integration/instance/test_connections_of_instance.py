@@ -61,11 +61,11 @@ def test_the_connection_error_quotes_the_server(
         with (
             database.transaction() as first,
             database.transaction() as second,
-            pytest.raises(sb.InstanceError) as refused,
+            pytest.raises(sb.InstanceError) as error,
         ):
             begin(first), begin(second)
             database.send(begin(database), ORDER, b"one")
-        assert "all 2 connections of this instance are in use" in str(refused.value)
+        assert "all 2 connections of this instance are in use" in str(error.value)
     elsewhere = psycopg.conninfo.make_conninfo(url, dbname="postgres")
     with sb.open(url, upkeep=None) as instance, psycopg.connect(elsewhere, autocommit=True) as other:
         database = instance.database("Shop")
@@ -75,12 +75,12 @@ def test_the_connection_error_quotes_the_server(
             begin(first), begin(second)
             other.execute(f'alter database "{name}" allow_connections false')
             try:
-                with pytest.raises(sb.InstanceError) as refused:
+                with pytest.raises(sb.InstanceError) as error:
                     database.send(handle, ORDER, b"one")
             finally:
                 other.execute(f'alter database "{name}" allow_connections true')
-        assert "in use" not in str(refused.value)
-        assert "not currently accepting connections" in str(refused.value)
+        assert "in use" not in str(error.value)
+        assert "not currently accepting connections" in str(error.value)
 
 
 def test_a_notification_read_with_a_result_is_returned_at_once(instance: sb.Instance) -> None:

@@ -479,9 +479,9 @@ def test_the_url_works_for_adbc(folder: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(InstanceError) as caught:
+    with pytest.raises(InstanceError) as error:
         EmbeddedServer.start(folder)
-    text = str(caught.value)
+    text = str(error.value)
     assert text.endswith(".")
     assert "\n" not in text
     return text

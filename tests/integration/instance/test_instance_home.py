@@ -30,9 +30,9 @@ def run_command(*arguments: object) -> str:
 
 
 def refusal(url: str | Path) -> str:
-    with pytest.raises(sb.InstanceError) as caught:
+    with pytest.raises(sb.InstanceError) as error:
         sb.open(url, upkeep=None)
-    return str(caught.value)
+    return str(error.value)
 
 
 @pytest.fixture

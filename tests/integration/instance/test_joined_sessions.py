@@ -176,9 +176,9 @@ def test_an_unsupported_session_is_refused_in_one_sentence(make_instance_url: Ca
             with pytest.raises(TypeError, match="of the same kind as the instance"):
                 database.join(asynchronous)
         for wrong in (None, 7, "postgresql://", object(), database):
-            with pytest.raises(TypeError, match="join takes a connection of psycopg 3, or a session") as caught:
+            with pytest.raises(TypeError, match="join takes a connection of psycopg 3, or a session") as error:
                 database.join(wrong)
-            assert isinstance(caught.value, sb.ServiceBrokerError)
+            assert isinstance(error.value, sb.ServiceBrokerError)
 
 
 DJANGO = """

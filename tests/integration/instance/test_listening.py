@@ -36,8 +36,8 @@ def test_the_listener_sleeps_until_a_notification(instance: Instance) -> None:
             other.execute("notify of_a_test, 'second'")
             assert heard.get(timeout=10) == "second"
         listener.check()
-        ended = time.monotonic()
-    assert time.monotonic() - ended < 0.4, "the block waits for what nobody tells"
+        ended_at = time.monotonic()
+    assert time.monotonic() - ended_at < 0.4, "the block waits for what nobody tells"
 
 
 def test_a_lost_connection_is_told_and_ends_as_well(instance: Instance) -> None:

@@ -132,10 +132,10 @@ def test_so_is_one_of_asyncio(proxy: ForgetfulProxy) -> None:
 
 def test_a_statement_that_only_takes_long_is_left_alone(proxy: ForgetfulProxy) -> None:
     with sb.open(proxy.url) as instance, standard_database(instance).transaction() as transaction:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         ((value,),) = transaction.connection.execute("select 1 from pg_sleep(2)").fetchall()
         assert value == 1
-        assert time.monotonic() - begun >= 2
+        assert time.monotonic() - started_at >= 2
 
 
 def test_a_listener_is_told_too(proxy: ForgetfulProxy) -> None:
@@ -152,9 +152,9 @@ def test_a_question_without_an_answer_ends(proxy: ForgetfulProxy, monkeypatch: p
     monkeypatch.setattr(lost_sessions, "_EXISTING", f"select pg_sleep(30), 1 from ({lost_sessions._EXISTING}) of_any")
     with psycopg.connect(proxy.direct) as asked_about:
         suspect = lost_sessions._Watched(proxy.direct, (asked_about.info.backend_pid, None), is_listening=False)
-        begun = time.monotonic()
+        started_at = time.monotonic()
         lost_sessions._judge(proxy.direct, {asked_about: suspect})
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - started_at < 15
         assert asked_about.execute("select 1").fetchall() == [(1,)]
 
 

@@ -37,10 +37,10 @@ def test_a_proxy_that_lends_its_sessions_is_refused(make_url: Callable[[], str],
     url = make_url()
     with (
         PoolingProxy(url, sessions) as proxied,
-        pytest.raises(sb.InstanceError, match="pools sessions by transaction") as caught,
+        pytest.raises(sb.InstanceError, match="pools sessions by transaction") as error,
     ):
         sb.open(proxied)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
     with psycopg.connect(url) as connection:
         assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]
 
@@ -240,9 +240,9 @@ def test_an_unsuitable_database_is_refused_in_one_sentence(make_url: Callable[[]
         if "event_trigger" in made:
             connection.execute("create event trigger watch on ddl_command_end execute function public.seen()")
         before = connection.execute("select count(*) from pg_namespace").fetchall()
-        with pytest.raises(sb.InstanceError, match=said) as caught:
+        with pytest.raises(sb.InstanceError, match=said) as error:
             sb.open(url)
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(error.value)
         assert connection.execute("select count(*) from pg_namespace").fetchall() == before
 
 

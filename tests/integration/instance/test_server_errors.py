@@ -28,14 +28,14 @@ def test_a_lock_timeout_under_a_verb(database: sb.Database) -> None:
     with database.transaction() as holder:
         holder.send(handle, ORDER, b"x")
         with (
-            pytest.raises(sb.InstanceError, match=r"gave up waiting for a lock .* lock_timeout") as caught,
+            pytest.raises(sb.InstanceError, match=r"gave up waiting for a lock .* lock_timeout") as error,
             database.transaction() as waiter,
         ):
             waiter.connection.execute("set local lock_timeout = 50")
             waiter.send(handle, ORDER, b"y")
-    assert isinstance(caught.value.__cause__, psycopg.errors.LockNotAvailable)
-    assert str(caught.value).endswith(" Statement: conversation.send.")
-    assert caught.value.__cause__.__notes__ == ["Statement: conversation.send"]
+    assert isinstance(error.value.__cause__, psycopg.errors.LockNotAvailable)
+    assert str(error.value).endswith(" Statement: conversation.send.")
+    assert error.value.__cause__.__notes__ == ["Statement: conversation.send"]
 
 
 def test_pg_stat_activity_shows_the_statement_name(database: sb.Database) -> None:

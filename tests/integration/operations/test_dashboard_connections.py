@@ -152,9 +152,9 @@ def test_silent_connections_do_not_block_the_dashboard(
     with run_dashboard(tmp_path, *(tls_options if is_secured else ())) as site, ExitStack() as held:
         for _ in range(500):
             held.enter_context(closing(site.connect()))
-        begun = time.monotonic()
+        started_at = time.monotonic()
         assert status(site.ask(site.get("/login"))) == 200
-        assert time.monotonic() - begun < ANSWER_TIMEOUT_S
+        assert time.monotonic() - started_at < ANSWER_TIMEOUT_S
 
 
 def test_unfinished_requests_do_not_block_the_dashboard(site: Site) -> None:
@@ -283,12 +283,12 @@ def impatient_dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 )
 def test_a_request_that_comes_slowly_is_ended(impatient_dashboard: Site, said: str) -> None:
     with closing(impatient_dashboard.send(said.replace("{port}", str(impatient_dashboard.port)))) as connected:
-        begun = time.monotonic()
-        while not is_ended(connected) and time.monotonic() < begun + ANSWER_TIMEOUT_S:
+        started_at = time.monotonic()
+        while not is_ended(connected) and time.monotonic() < started_at + ANSWER_TIMEOUT_S:
             with suppress(OSError):
                 connected.send(b"x")
             time.sleep(0.1)
-        assert 0.3 < time.monotonic() - begun < ANSWER_TIMEOUT_S
+        assert 0.3 < time.monotonic() - started_at < ANSWER_TIMEOUT_S
 
 
 @pytest.mark.parametrize("is_secured", [False, True])
@@ -319,9 +319,9 @@ def test_a_client_that_reads_no_responses_is_disconnected(impatient_dashboard: S
     with closing(impatient_dashboard.send("")) as connected:
         connected.setblocking(False)
         asked = impatient_dashboard.get("/static/dashboard.css").replace("\n", "\r\n").encode() * 100
-        begun = time.monotonic()
+        started_at = time.monotonic()
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            while time.monotonic() < begun + 2 * ANSWER_TIMEOUT_S:
+            while time.monotonic() < started_at + 2 * ANSWER_TIMEOUT_S:
                 with suppress(BlockingIOError):
                     connected.send(asked)
                 time.sleep(0.01)

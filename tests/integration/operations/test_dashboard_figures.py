@@ -68,9 +68,9 @@ def test_slow_facts_are_cached_while_they_are_read_again(monkeypatch: pytest.Mon
     assert watched.snapshot("page", ask, 0.0).facts == 1
     assert len(asked) == 1, "it rests"
     time.sleep(0.05 * (snapshot_cache.MIN_IDLE_FACTOR + 1))
-    begun = time.monotonic()
+    started_at = time.monotonic()
     assert [watched.snapshot("page", ask, 0.0).facts for _ in range(10)] == [1] * 10
-    assert time.monotonic() - begun < 5, "nobody waits for it"
+    assert time.monotonic() - started_at < 5, "nobody waits for it"
     assert len(asked) <= 2
     going.set()
     eventually(lambda: watched.snapshot("page", lambda: 2, 0.0).facts == 2)

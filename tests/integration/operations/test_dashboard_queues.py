@@ -201,11 +201,11 @@ def test_only_the_beginning_of_a_large_body_is_fetched(database: sb.Database, br
 def test_only_the_beginning_of_a_body_of_500_mb_is_fetched(database: sb.Database, browser: Browser) -> None:
     handle = send_messages(database, (ORDER, b"y" * 500_000_000))
     far = str(peer_handle(database, handle))
-    begun = time.monotonic()
+    started_at = time.monotonic()
     for text in (browser.text("i/0/conversation", handle=far), browser.queue(database, text="yyy")):
         assert "text, 500.0 MB, only the beginning is shown" in text
         assert len(text) < 20_000
-    assert time.monotonic() - begun < 5  # the rest of the body is not read
+    assert time.monotonic() - started_at < 5  # the rest of the body is not read
 
 
 def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser) -> None:

@@ -281,10 +281,10 @@ def test_a_mistake_is_one_sentence(
         'import servicebroker as sb\nstock = sb.Worker("NoQueue")\n@stock.on()\ndef f(tx, message): ...\n'
     )
     (tmp_path / "broken.py").write_text("def")
-    with pytest.raises(SystemExit) as ended, main.errors_as_sentences():
+    with pytest.raises(SystemExit) as error, main.errors_as_sentences():
         command(arguments, standalone_mode=True)
     output = capsys.readouterr()
-    assert ended.value.code == 1, output.err
+    assert error.value.code == 1, output.err
     assert re.fullmatch(r"servicebroker: .+\n", output.err), output.err
     assert words in output.err
     assert "Traceback" not in output.err + output.out

@@ -154,8 +154,8 @@ def test_who_holds_a_lock_of_the_broker_for_which_others_wait(database: sb.Datab
         eventually(lambda: count_blocked_sessions(database) == len(holders))
         assert facts_of(database).neighbours.blockers == []  # for less than LONG_WAIT
         blockers = facts_of(database, later=queries.LONG_WAIT + timedelta(seconds=30)).neighbours.blockers
-        assert {one.pid: one.lock for one in blockers} == holders
-        assert {one.waiting for one in blockers} == {1}
+        assert {blocker.pid: blocker.lock for blocker in blockers} == holders
+        assert {blocker.waiting for blocker in blockers} == {1}
         with psycopg.connect(url, autocommit=True) as connection:
             for pid in holders:
                 connection.execute("select pg_terminate_backend(%s)", (pid,))

@@ -129,14 +129,14 @@ def test_the_daemon_serves_them(fresh_database: sb.Database) -> None:
         assert daemon.stderr is not None
         try:
             line = next(line for line in daemon.stderr if "/readyz" in line)
-            probed = re.search(r"http://[\d.:]+/", line)
-            assert probed is not None
+            match = re.search(r"http://[\d.:]+/", line)
+            assert match is not None
             line = next(line for line in daemon.stderr if "/metrics" in line)
             address = re.search(r"http://\S+/metrics", line)
             assert address is not None
             with urllib.request.urlopen(address[0], timeout=20) as answer:
                 assert parse_samples(answer.read().decode())["servicebroker_up"] == 1
-            with urllib.request.urlopen(f"{probed[0]}readyz", timeout=20) as answer:
+            with urllib.request.urlopen(f"{match[0]}readyz", timeout=20) as answer:
                 assert answer.read() == b"ok\n"
         finally:
             daemon.terminate()

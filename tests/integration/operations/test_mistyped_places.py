@@ -86,9 +86,9 @@ def test_nor_is_it_for_asyncio_or_as_a_path(empty_folder: Path) -> None:
 
 def test_a_password_is_not_repeated() -> None:
     for password in ("secret", "sec/ret"):
-        with pytest.raises(sb.InstanceError, match=r"'postgresq://app:\.\.\.@shop/app'") as refused:
+        with pytest.raises(sb.InstanceError, match=r"'postgresq://app:\.\.\.@shop/app'") as error:
             sb.open(f"postgresq://app:{password}@shop/app")
-        assert password not in str(refused.value)
+        assert password not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def test_control_messages_end_their_conversations_once(feed, reader):
     assert len(bodies(reader, start, end)) == 7
     assert reader.latestOffset(end, ALL) is end
     assert feed.far_states() == {"CD": 3, "CO": 1}
-    told = feed.database.receive(feed.reply_queue)
-    assert [(m.message_type_name, m.conversation_handle) for m in told] == [(names.END_DIALOG, finished)]
+    messages = feed.database.receive(feed.reply_queue)
+    assert [(m.message_type_name, m.conversation_handle) for m in messages] == [(names.END_DIALOG, finished)]
     reader._stream(feed.queue)._acknowledged = None  # as after a restart
     assert reader.latestOffset(end, ALL) is end
     assert feed.database.receive(feed.reply_queue) == []

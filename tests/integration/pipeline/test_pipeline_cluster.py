@@ -90,16 +90,16 @@ def test_workers_are_killed_beside_senders_and_others_with_speculation(
     people = [Sender(number, feed, seeded_random.random()) for number in range(3)]
     meddler = Meddler([feed], seeded_random.random())
     with (tmp_path / "said").open("wb") as said:
-        run = cluster.submit(program, path, "--json", settings=SPECULATION | logging, said=said)
+        run = cluster.submit(program, path, "--json", settings=SPECULATION | logging, log_file=said)
     try:
 
         def lands(more):
-            wanted = commits(endpoint, place) + more
+            expected = commits(endpoint, place) + more
 
             def has_landed():
                 assert run.poll() is None, (tmp_path / "said").read_text()[-3000:]
                 time.sleep(0.2)
-                return commits(endpoint, place) >= wanted
+                return commits(endpoint, place) >= expected
 
             eventually(has_landed, seconds=300)
 

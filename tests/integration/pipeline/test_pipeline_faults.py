@@ -136,14 +136,14 @@ def end(run):
         run.wait(timeout=60)
 
 
-def other_options(chance):
+def other_options(rng):
     """Return random options for the next run."""
     return {
-        "at_most": chance.choice((200, 2000)),
-        "min_partitions": chance.randrange(1, 4),
-        "partitioning": chance.choice(("group", "range")),
-        "max_bytes_per_trigger": chance.choice((0, 20_000)),
-        "ack": chance.choice(("delete", "archive")),
+        "at_most": rng.choice((200, 2000)),
+        "min_partitions": rng.randrange(1, 4),
+        "partitioning": rng.choice(("group", "range")),
+        "max_bytes_per_trigger": rng.choice((0, 20_000)),
+        "ack": rng.choice(("delete", "archive")),
     }
 
 
@@ -280,7 +280,7 @@ def until_lines(run, path, count):
     """Wait until so many lines have landed."""
     give_up = time.monotonic() + 300
     while landed_lines(path) < count:
-        assert time.monotonic() < give_up, (landed_lines(path), count, [one.reason for one in run.queues])
+        assert time.monotonic() < give_up, (landed_lines(path), count, [queue.reason for queue in run.queues])
         run.poll()
         time.sleep(0.1)
 
@@ -322,7 +322,7 @@ def test_a_queue_that_is_off_or_dropped_and_made_again_goes_on_while_it_runs(tmp
             sends(1, changing)
             sends(0, steady)
             until_landed(run)
-        restarts = [one.restarts for one in run.queues]
+        restarts = [queue.restarts for queue in run.queues]
         assert restarts[0] == 0
         assert restarts[1] >= 2
     run_here(path)

@@ -64,8 +64,8 @@ class Talk:
 class World:
     """Everybody but the stream: each deed is whole, unless it is an open transaction."""
 
-    def __init__(self, feed, chance):
-        self.feed, self.chance, self.database = feed, chance, feed.database
+    def __init__(self, feed, rng):
+        self.feed, self.rng, self.database = feed, rng, feed.database
         self.talks = []
         self.transactions = {}  # by talk
         self.moved = set()
@@ -88,9 +88,7 @@ class World:
 
     def run_action(self):
         often = (self.send,) * 8 + (self.begin,) * 3 + (self.hold, self.settle_one, self.settle_one)
-        name = self.chance.choice(
-            (*often, self.move, self.end, self.stop, self.finish, self.switch, self.use_otherwise)
-        )
+        name = self.rng.choice((*often, self.move, self.end, self.stop, self.finish, self.switch, self.use_otherwise))
         if name() is not False:
             self.done[name.__name__] += 1
 
@@ -100,13 +98,13 @@ class World:
 
     def _choose_talk(self):
         free = [talk for talk in self.talks if talk.is_open and talk not in self.transactions]
-        return self.chance.choice(free) if free else None
+        return self.rng.choice(free) if free else None
 
     def send(self, talk=None):
         talk = talk or self._choose_talk()
         if talk is None:
             return False
-        numbers, bodies = talk.bodies(self.chance.choice((1, 1, 2, 5, 30)))
+        numbers, bodies = talk.bodies(self.rng.choice((1, 1, 2, 5, 30)))
         with self.feed.database.transaction() as transaction:
             transaction.send_batch(talk.handle, LINE, bodies)
         talk.sent += numbers
@@ -128,9 +126,9 @@ class World:
     def settle_one(self):
         if not self.transactions:
             return False
-        talk = self.chance.choice([*self.transactions])
+        talk = self.rng.choice([*self.transactions])
         context, numbers = self.transactions.pop(talk)
-        if self.chance.random() < 0.3:
+        if self.rng.random() < 0.3:
             context.__exit__(InterruptedError, InterruptedError(), None)
         else:
             context.__exit__(None, None, None)
@@ -160,7 +158,7 @@ class World:
         known = self._reading_conversation()
         if len(known) < 2:
             return False
-        (handle, own, talk), (_, group, _) = self.chance.sample(known, 2)
+        (handle, own, talk), (_, group, _) = self.rng.sample(known, 2)
         if group == own:
             return False
         if self.is_read:
@@ -177,7 +175,7 @@ class World:
         known = self._reading_conversation()
         if len(known) < 3:
             return False
-        handle, _, talk = self.chance.choice(known)
+        handle, _, talk = self.rng.choice(known)
         self.database.end_conversation(handle)
         talk.is_open, talk.is_cut = False, True
         return True
@@ -245,8 +243,8 @@ def attach(feed, **options):
 class StreamRuns:
     """The stream, from start to start."""
 
-    def __init__(self, world, folder, chance):
-        self.world, self.chance = world, chance
+    def __init__(self, world, folder, rng):
+        self.world, self.rng = world, rng
         self.rule = QueueRule("url", "Warehouse", world.feed.queue)
         self.pipe = Pipeline("ledger", folder, (self.rule,), (LINES,))
         self.folder = self.pipe.checkpoint(self.rule)
@@ -260,11 +258,11 @@ class StreamRuns:
 
     def step(self):
         """Between two steps of the stream: somebody else's turn, or the end."""
-        while self.chance.random() < 0.6:
+        while self.rng.random() < 0.6:
             self.world.run_action()
-        if self.cuts and self.chance.random() < DROP_RATE:
+        if self.cuts and self.rng.random() < DROP_RATE:
             self.world.drop()
-        if self.cuts and self.chance.random() < CUT_RATE:
+        if self.cuts and self.rng.random() < CUT_RATE:
             raise PowerLoss
 
     # ------------------------------------------------ what Spark writes down
@@ -283,7 +281,7 @@ class StreamRuns:
         if not self.folder.exists():
             for kind in ("offsets", "commits"):
                 (self.folder / kind).mkdir(parents=True)
-            (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.UUID(int=self.chance.getrandbits(128)))}))
+            (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.UUID(int=self.rng.getrandbits(128)))}))
         return json.loads((self.folder / "metadata").read_text())["id"]
 
     def lose(self):
@@ -293,7 +291,7 @@ class StreamRuns:
 
     def change_checkpoint(self):
         """Lose the checkpoint, copy it, or restore an old copy, which is refused once a table has landed more."""
-        what = self.chance.random()
+        what = self.rng.random()
         if what < 0.1:
             self.lose()
         elif what < 0.4 and self.folder.exists():
@@ -318,16 +316,16 @@ class StreamRuns:
         if self.cuts:
             self.change_checkpoint()
         options = {
-            "minPartitions": str(self.chance.randrange(1, 5)),
-            "partitioning": self.chance.choice(("group", "range")),
-            "deliver": self.chance.choice(("messages", "parts")),
-            "ack": self.chance.choice(("delete", "archive")),
-            "failOnDataLoss": self.chance.choice(("true", "false")),
-            "includeSystemMessages": self.chance.choice(("true", "false")),
+            "minPartitions": str(self.rng.randrange(1, 5)),
+            "partitioning": self.rng.choice(("group", "range")),
+            "deliver": self.rng.choice(("messages", "parts")),
+            "ack": self.rng.choice(("delete", "archive")),
+            "failOnDataLoss": self.rng.choice(("true", "false")),
+            "includeSystemMessages": self.rng.choice(("true", "false")),
             "startingOffsets": "earliest",
-            "maxBytesPerTrigger": self.chance.choice(("0", "300")),
+            "maxBytesPerTrigger": self.rng.choice(("0", "300")),
         }
-        self.limit = ReadMaxRows(self.chance.choice((3, 20, 100_000)))
+        self.limit = ReadMaxRows(self.rng.choice((3, 20, 100_000)))
         if not self.cuts:
             self.limit, options["maxBytesPerTrigger"] = ReadMaxRows(100_000), "0"
         reader = attach(self.world.feed, **options)

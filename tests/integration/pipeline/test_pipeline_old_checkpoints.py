@@ -30,7 +30,7 @@ def stream(feed):
 
     def start(*, queues=None, **options):
         stop()
-        named = {"queue": ", ".join(one.queue for one in queues)} if queues else {}
+        named = {"queue": ", ".join(queue.queue for queue in queues)} if queues else {}
         running.append(attach(feed, **named, **options))
         return running[0]
 

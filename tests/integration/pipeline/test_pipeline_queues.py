@@ -227,9 +227,9 @@ def test_a_removed_queue_is_acknowledged_and_released(feeds):
 def test_a_queue_that_was_never_there_is_refused_and_so_is_a_list_of_which_none_is_left(feeds):
     reader = attach_to(feeds, queue=f"{feeds[0].queue}, Mistyped", failOnDataLoss="false")
     reader.prepareForTriggerAvailableNow()
-    with pytest.raises(BrokerError, match="Mistyped") as refused:
+    with pytest.raises(BrokerError, match="Mistyped") as error:
         reader.initialOffset()
-    assert refused.value.number == 15151
+    assert error.value.number == 15151
     reader.stop()
     both = attach_to(feeds, failOnDataLoss="false")
     start = both.initialOffset()

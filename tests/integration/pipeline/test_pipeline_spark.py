@@ -66,19 +66,19 @@ def conversations(folder):
 
 def feed_roughly(feed, seed, enough):
     """Transactions that draw their ids early, commit late and out of order, and often roll back; what was sent."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     handles = [feed.dialog(b"first") for _ in range(4)]
     sent = len(handles)
     while not enough.is_set():
-        chosen, rolled_back = chance.choice(handles), chance.random() < 0.15
+        chosen, rolled_back = rng.choice(handles), rng.random() < 0.15
         try:
             with feed.database.transaction() as transaction:
                 transaction.connection.execute("select pg_current_xact_id()")
-                time.sleep(chance.random() * 0.02)
-                count = chance.randrange(1, 6)
+                time.sleep(rng.random() * 0.02)
+                count = rng.randrange(1, 6)
                 transaction.send_batch(chosen, LINE, [b"x"] * count)
                 # now and then longer than a batch takes from its plan to its last row
-                time.sleep(1.2 if chance.random() < 0.05 else chance.random() * 0.02)
+                time.sleep(1.2 if rng.random() < 0.05 else rng.random() * 0.02)
                 if rolled_back:
                     raise InterruptedError
                 sent += count

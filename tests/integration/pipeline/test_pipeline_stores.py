@@ -284,6 +284,6 @@ def test_a_store_that_does_not_answer_is_one_sentence(pipe, monkeypatch, ask):
     gone = replace(pipe, warehouse=StoreFolder("s3://lake/gone"))
     with pytest.raises(
         InstanceError, match=r"cannot be (read|changed): .*Connection refused \(os error 111\)\.$"
-    ) as told:
+    ) as error:
         ask(gone)
-    assert "\x1b" not in str(told.value)
+    assert "\x1b" not in str(error.value)

@@ -323,9 +323,9 @@ def test_a_conversation_that_cannot_take_the_end_message_ends_without_it(feed, c
 
 
 def test_a_batch_job_whose_contract_has_no_end_message_is_refused(feed):
-    with pytest.raises(BrokerError) as refused:
+    with pytest.raises(BrokerError) as error:
         job(feed, "no end", rows(b"a"), endOfStream="Unheard")
-    assert refused.value.number == 8428
+    assert error.value.number == 8428
     assert receive_everything(feed) == []
     assert job(feed, "no end", rows(b"a"))
 
@@ -437,9 +437,9 @@ def test_a_task_that_fails_stages_nothing(feed):
 
 
 def test_a_type_outside_of_the_contract_is_refused_and_the_batch_can_be_sent_again(feed):
-    with pytest.raises(BrokerError) as refused:
+    with pytest.raises(BrokerError) as error:
         write(feed, rows(b"a", message_type_name=pa.array(["Unheard"])), writer="typed")
-    assert refused.value.number == 8428
+    assert error.value.number == 8428
     assert receive_everything(feed) == []
     assert write(feed, rows(b"a"), writer="typed")
 

@@ -51,17 +51,17 @@ class Sides(NamedTuple):
         """Send a first message. Return its principal at the target ('Seller' or 'public'), or the text of its Error."""
         handle = self.begin()
         self.near.send(handle, ORDER, b"x")
-        arrived = self.far.receive(STOCK_QUEUE)
-        if not arrived:
+        messages = self.far.receive(STOCK_QUEUE)
+        if not messages:
             (error,) = self.near.receive(ORDERS_QUEUE)
             assert sb.read_error(error.message_body)[0] == -8494
             assert state(self.near, handle) == "ER"
             self.near.end_conversation(handle)
             return sb.read_error(error.message_body)[1]
-        assert bodies(arrived) == [b"x"]
+        assert bodies(messages) == [b"x"]
         _, actor = self.certificates(self.far)[-1]
         self.near.end_conversation(handle)
-        self.far.end_conversation(arrived[0].conversation_handle)
+        self.far.end_conversation(messages[0].conversation_handle)
         return actor
 
     def certificates(self, database: sb.Database) -> list[tuple[Any, ...]]:
@@ -122,11 +122,11 @@ def test_a_full_binding_acts_as_the_user_of_the_certificate(sides: Sides) -> Non
     handle = sides.begin()
     near.send(handle, ORDER, b"one")
     near.send(handle, ORDER, b"two")
-    arrived = far.receive(STOCK_QUEUE)
-    assert bodies(arrived) == [b"one", b"two"]
+    messages = far.receive(STOCK_QUEUE)
+    assert bodies(messages) == [b"one", b"two"]
     assert sides.certificates(near) == [("Seller", "Keeper")]
     assert sides.certificates(far) == [("Keeper", "Seller")]
-    far.send(arrived[0].conversation_handle, REPLY, b"answer")
+    far.send(messages[0].conversation_handle, REPLY, b"answer")
     assert bodies(near.receive(ORDERS_QUEUE)) == [b"answer"]
     near.end_conversation(handle)
     assert [message.is_end_dialog for message in far.receive(STOCK_QUEUE)] == [True]

@@ -555,22 +555,22 @@ def test_a_module_that_reads_another_database_needs_the_creators_permission(
 ) -> None:
     made, read = (text.format(there=there) for text in READERS[kind])
     two_shops.execute("EXECUTE AS USER = 'Mallory'")
-    with pytest.raises(sb.BrokerError) as caught:
+    with pytest.raises(sb.BrokerError) as error:
         two_shops.execute(f"EXEC (N'CREATE {made}') {read}")
-    assert caught.value.number == 229
+    assert error.value.number == 229
     two_shops.execute("REVERT")
     two_shops.execute(f"EXEC (N'CREATE OR ALTER {made}')")
     assert len(two_shops.execute(read).rows) == 1
     two_shops.execute("EXECUTE AS USER = 'Mallory'")
-    with pytest.raises(sb.BrokerError) as caught:  # ALTER cannot make it read more, either
+    with pytest.raises(sb.BrokerError) as error:  # ALTER cannot make it read more, either
         two_shops.execute(f"EXEC (N'ALTER {made}') {read}")
-    assert caught.value.number == 229
+    assert error.value.number == 229
 
 
 @pytest.mark.parametrize("kind", ["VIEW Look AS", "FUNCTION Look () RETURNS TABLE AS RETURN"])
 def test_a_view_of_a_queue_needs_the_creators_permission(two_shops: Session, kind: str) -> None:
     two_shops.execute("ALTER ROLE db_owner DROP MEMBER Mallory GRANT CREATE VIEW, CREATE FUNCTION TO Mallory")
     two_shops.execute("GRANT ALTER ON SCHEMA::dbo TO Mallory EXECUTE AS USER = 'Mallory'")
-    with pytest.raises(sb.BrokerError) as caught:
+    with pytest.raises(sb.BrokerError) as error:
         two_shops.execute(f"EXEC (N'CREATE {kind} SELECT message_body FROM Inbox')")
-    assert caught.value.number == 229
+    assert error.value.number == 229

@@ -174,9 +174,9 @@ def test_every_function_with_hostile_arguments(two_roles: TwoRoles, seeded_rando
 class Mallory(Thread):
     """A thread that calls, notifies and tries random acts on its own connection, unless paused."""
 
-    def __init__(self, two_roles: TwoRoles, heard_of: dict[str, list[object]], chance: random.Random) -> None:
+    def __init__(self, two_roles: TwoRoles, heard_of: dict[str, list[object]], rng: random.Random) -> None:
         super().__init__(daemon=True)
-        self.town, self.heard_of, self.chance = two_roles, heard_of, chance
+        self.town, self.heard_of, self.rng = two_roles, heard_of, rng
         self.may, self.rests, self.over = Event(), Event(), Event()
         self.heard: set[str] = set()
         self.tried = self.done = 0
@@ -204,15 +204,13 @@ class Mallory(Thread):
                     self.rests.set()
                     self.may.wait(0.1)
                     continue
-                said, tried = hostile_role.say(
-                    mallory, list(hostile_role.calls(functions, self.heard_of, self.chance, 1))
-                )
+                said, tried = hostile_role.say(mallory, list(hostile_role.calls(functions, self.heard_of, self.rng, 1)))
                 self.heard.add(said)
                 self.tried += len(tried)
                 self.done += sum(not attempt.sqlstate for attempt in tried)
-                self.tried += len(hostile_role.attempt(mallory, self.chance.sample(texts, 20), undo=True))
+                self.tried += len(hostile_role.attempt(mallory, self.rng.sample(texts, 20), undo=True))
                 for channel in ("servicebroker", "servicebroker_delivery", "servicebroker_activation"):
-                    payload = self.chance.choice(["0", "-1", "x" * 100, "9" * 30])
+                    payload = self.rng.choice(["0", "-1", "x" * 100, "9" * 30])
                     mallory.execute("select pg_notify(%s, %s)", (channel, payload))
 
     def go(self) -> None:
@@ -276,11 +274,11 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
             end, before = time.monotonic() + _SLICE_S, len(took)
             while time.monotonic() < end or len(took) == before:
                 sent.append(b"%s %d" % (SECRET, len(sent)))
-                begun = time.monotonic()
+                started_at = time.monotonic()
                 alice.send(handle, "//bank/Order", sent[-1])
                 deliver_now(two_roles)
                 received.extend(bodies(database.receive("Vault")))
-                took.append(time.monotonic() - begun)
+                took.append(time.monotonic() - started_at)
 
         messages([])  # all caches are warm
         mallory = Mallory(two_roles, pool(two_roles, own, alices), seeded_random)

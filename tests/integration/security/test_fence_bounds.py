@@ -290,11 +290,11 @@ def test_a_role_has_so_many_open_conversations(fence: Fence, set_limits: Callabl
     with sb.open(as_role(fence.database.instance.url, ROLE), upkeep=None) as opened:
         database = opened.database("Bounds")
         for many in (0, 2):  # BEGIN DIALOG alone, and together with its first messages
-            with pytest.raises(sb.BrokerError) as caught, database.transaction() as transaction:
+            with pytest.raises(sb.BrokerError) as error, database.transaction() as transaction:
                 handle = transaction.begin_dialog("//own", "//own")
                 for _ in range(many):
                     transaction.send(handle, sb.DEFAULT, b"x")
-            assert caught.value.number == 10928
+            assert error.value.number == 10928
         database.end_conversation(third, cleanup=True)
         handle = database.begin_dialog("//own", "//own", idempotency_key="1")
         assert database.begin_dialog("//own", "//own", idempotency_key="1") == handle  # not another conversation

@@ -64,9 +64,9 @@ def test_the_verbs_for_triggers_ask_for_permissions_too(two_roles: TwoRoles) -> 
             (send, uuid4(), "S8426"),
             (send, None, "S8418"),
         ):
-            with pytest.raises(psycopg.Error) as caught:
+            with pytest.raises(psycopg.Error) as error:
                 mallory.execute(text, (value,))
-            assert caught.value.sqlstate == state, str(caught.value)
+            assert error.value.sqlstate == state, str(error.value)
     with two_roles.database.instance.connection() as owner, pytest.raises(psycopg.errors.InsufficientPrivilege):
         owner.execute(begin, ("//bank/Alice",))  # the owner calls servicebroker.begin_dialog instead
 

@@ -202,8 +202,8 @@ def test_grant_deny_and_revoke_on_each_kind(
             (database.grant, "G", "GRANT"),
         ):
             verb(permission, APP, **on)
-            found = query(database, text, app.user.principal_id, database.name)
-            assert found == [(number, letter, state_letter, word)]
+            rows = query(database, text, app.user.principal_id, database.name)
+            assert rows == [(number, letter, state_letter, word)]
         database.revoke(permission, APP, **on)
         database.revoke(permission, APP, **on)  # REVOKE without a grant is no error
         assert query(database, text, app.user.principal_id, database.name) == []

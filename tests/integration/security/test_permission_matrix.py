@@ -396,8 +396,8 @@ def outcome(session: Session, who: str, script: str, *before: str) -> int:
             session.execute(statement)
         session.execute(f"EXECUTE AS {who}")
         session.execute(script)
-    except sb.BrokerError as refused:
-        return refused.number
+    except sb.BrokerError as error:
+        return error.number
     finally:
         session.execute("REVERT IF @@TRANCOUNT > 0 ROLLBACK")
     return 0

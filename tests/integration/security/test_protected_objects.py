@@ -125,9 +125,9 @@ def test_dbo_may_not(shop: sb.Database, script: str, number: int, word: str) -> 
 @pytest.mark.parametrize("script", BY_OTHER_NAMES)
 def test_the_schemas_of_postgresql_have_no_name_in_tsql(shop: sb.Database, script: str) -> None:
     before = objects(shop)
-    with pytest.raises(sb.BrokerError) as caught:
+    with pytest.raises(sb.BrokerError) as error:
         shop.execute_tsql(script)
-    assert caught.value.number in (207, 208, 911, 2812, 3701, 4121)
+    assert error.value.number in (207, 208, 911, 2812, 3701, 4121)
     assert objects(shop) == before
 
 

@@ -122,11 +122,11 @@ def test_a_role_requests_and_its_late_answers_are_its_own(shop: sb.Database, url
     asked = ("//shop/Orders", "//shop/Stock", "//shop/Order", b"teapot")
     with sb.open(url) as instance:
         app = instance.database("Shop")
-        with pytest.raises(sb.RequestTimeout, match="not reached") as undelivered:
+        with pytest.raises(sb.RequestTimeout, match="not reached") as error:
             app.request(*asked, contract="//shop/Contract", timeout=0)
         with sb.open(shop.instance.url) as owner, owner.database("Shop").working(stock):
             assert app.request(*asked, contract="//shop/Contract", timeout=30).body == b"teapot"
-            assert app.wait_for_answer(undelivered.value.handle, timeout=30).body == b"teapot"
+            assert app.wait_for_answer(error.value.handle, timeout=30).body == b"teapot"
             late = app.begin_request(*asked, contract="//shop/Contract", keep=0, late_answers="handle")
             handled: list[UUID] = []
             eventually(

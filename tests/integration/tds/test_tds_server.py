@@ -270,9 +270,9 @@ def test_python_tds_leads_a_dialog(driver: Any) -> None:
 
 def test_python_tds_reports_errors(driver: Any) -> None:
     pytds = importlib.import_module("pytds")
-    with pytest.raises(pytds.Error) as raised:
+    with pytest.raises(pytds.Error) as error:
         rows(driver, "RAISERROR('broken', 16, 3)")
-    assert (raised.value.msg_no, raised.value.state, raised.value.severity) == (50000, 3, 16)
+    assert (error.value.msg_no, error.value.state, error.value.severity) == (50000, 3, 16)
 
 
 def test_the_server_stops_while_clients_wait(instance: sb.Instance, port: int, database: sb.Database) -> None:

@@ -93,9 +93,9 @@ def test_xml_auto_names_a_table_as_from_does(clinic: sb.Database) -> None:
     assert document(clinic, "SELECT VisitID FROM dbo.Visits WHERE VisitID = 10 FOR XML AUTO") == (
         '<dbo.Visits VisitID="10"/>'
     )
-    with pytest.raises(TsqlError) as caught:
+    with pytest.raises(TsqlError) as error:
         clinic.execute_tsql("SELECT 1 AS a FOR XML AUTO")
-    assert caught.value.number == 6800
+    assert error.value.number == 6800
 
 
 def test_procedures_know_their_number(clinic: sb.Database) -> None:
@@ -130,7 +130,7 @@ def test_a_trigger_asks_which_columns_were_set(clinic: sb.Database) -> None:
     assert log_of(counted) == ["2", "room or moves", "same bed"]  # also if the statement assigns to a variable
     assert log_of("INSERT Beds VALUES (2, 'red', 'free', 0)") == ["room or moves"]
     assert log_of("DELETE Beds WHERE Bed = 2") == ["same bed"]
-    with pytest.raises(TsqlError) as caught:
+    with pytest.raises(TsqlError) as error:
         clinic.execute_tsql("UPDATE Beds SET Moves = 1 / 0")
-    assert caught.value.number == 8134
+    assert error.value.number == 8134
     assert clinic.execute_tsql("SELECT @@TRANCOUNT").rows == [(0,)]

@@ -21,14 +21,14 @@ def db(instance: sb.Instance) -> Iterator[sb.Database]:
 
 
 def number(database: sb.Database, script: str) -> int:
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         database.execute_tsql(script)
-    assert caught.value.line >= 1
-    return caught.value.number
+    assert error.value.line >= 1
+    return error.value.number
 
 
 @pytest.mark.parametrize(
-    ("script", "wanted", "line"),
+    ("script", "expected", "line"),
     [
         ("PRINT 1\nPRINT '" + "x" * LARGE_BYTES, 105, 2),
         ("PRINT 1\n/*" + "* /" * (LARGE_BYTES // 3), 113, 2),
@@ -36,11 +36,11 @@ def number(database: sb.Database, script: str) -> int:
     ],
     ids=["string", "comment", "expression"],
 )
-def test_long_texts_without_an_end(db: sb.Database, script: str, wanted: int, line: int) -> None:
-    with pytest.raises(sb.TsqlError) as caught:
+def test_long_texts_without_an_end(db: sb.Database, script: str, expected: int, line: int) -> None:
+    with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql(script)
-    assert (caught.value.number, caught.value.line) == (wanted, line)
-    assert len(caught.value.text) < 300
+    assert (error.value.number, error.value.line) == (expected, line)
+    assert len(error.value.text) < 300
 
 
 def test_ten_megabytes_are_run(db: sb.Database) -> None:
@@ -88,10 +88,10 @@ INVALID_SCRIPTS = [
 def test_wrong_types_are_refused_by_their_number(db: sb.Database) -> None:
     found = []
     for script, _ in INVALID_SCRIPTS:
-        with db.tsql_session() as session, pytest.raises(sb.TsqlError) as caught:
+        with db.tsql_session() as session, pytest.raises(sb.TsqlError) as error:
             session.execute("\n" + script)
-        found.append((script, caught.value.number))
-        assert caught.value.line == 2
+        found.append((script, error.value.number))
+        assert error.value.line == 2
     assert [(got, wanted) for got, wanted in zip(found, INVALID_SCRIPTS, strict=True) if got != wanted] == []
     assert leftovers(db) == {}
 

@@ -85,7 +85,7 @@ def test_rows_are_updated_through_it(work: sb.Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inside", "change", "wanted"),
+    ("inside", "change", "expected"),
     [
         ("SELECT Task, COUNT(*) AS n FROM Work GROUP BY Task", "DELETE x", 4403),
         ("SELECT DISTINCT Task FROM Work", "DELETE x", 4403),
@@ -102,9 +102,9 @@ def test_rows_are_updated_through_it(work: sb.Database) -> None:
     ],
 )
 def test_common_table_expressions_that_cannot_be_changed_are_refused(
-    work: sb.Database, inside: str, change: str, wanted: int
+    work: sb.Database, inside: str, change: str, expected: int
 ) -> None:
-    assert error_number(work, f"WITH x AS ({inside}) {change}") == wanted
+    assert error_number(work, f"WITH x AS ({inside}) {change}") == expected
     assert rows(work, "SELECT COUNT(*) FROM Work") == [(6,)]
 
 

@@ -254,9 +254,9 @@ def test_an_application_lock_is_released_as_often_as_it_was_taken(mill: sb.Datab
                 found.append(is_free(seeker))
                 holder.execute(RELEASE)
             assert [*found, is_free(seeker)] == [False, False, True]
-            with pytest.raises(sb.TsqlError) as refused:
+            with pytest.raises(sb.TsqlError) as error:
                 holder.execute(RELEASE)
-            assert refused.value.number == 1223
+            assert error.value.number == 1223
             for each in MODES if MODES[mode] else [mode]:
                 assert taken(holder, each)
         assert is_free(seeker)  # the end of the session releases what it holds

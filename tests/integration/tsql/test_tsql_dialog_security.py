@@ -254,6 +254,6 @@ def test_invalid_steps_of_security_scripts_are_refused(
 ) -> None:
     script = Script(fresh_instance, fresh_instance, tmp_path)
     script.set_up()
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         script.at_near("USE {initiator}; " + step)
-    assert refused.value.number == number
+    assert error.value.number == number

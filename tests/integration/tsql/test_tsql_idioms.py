@@ -113,16 +113,16 @@ def test_errors_name_the_kind_of_a_missing_object(db: sb.Database) -> None:
         ("SELECT * FROM [far].[db].[dbo].[t]", 7202, "'far'"),
         ("SELECT STRING_AGG('a', ',') OVER () FROM Above", 4113, "STRING_AGG"),
     ):
-        with pytest.raises(sb.TsqlError) as caught:
+        with pytest.raises(sb.TsqlError) as error:
             db.execute_tsql(script)
-        assert (caught.value.number, text in caught.value.text) == (number, True), script
+        assert (error.value.number, text in error.value.text) == (number, True), script
 
 
 # ---------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize(
-    ("expression", "wanted"),
+    ("expression", "expected"),
     [
         ("2147483648 * 2", D(4294967296)),
         ("SQL_VARIANT_PROPERTY(2147483648, 'Precision')", 10),
@@ -167,8 +167,8 @@ def test_errors_name_the_kind_of_a_missing_object(db: sb.Database) -> None:
         ("FORMAT(CAST('20241215' AS date), '''zK'' yyyy')", "zK 2024"),
     ],
 )  # fmt: skip
-def test_values(db: sb.Database, expression: str, wanted: object) -> None:
-    assert scalar(db, f"SELECT {expression}") == wanted
+def test_values(db: sb.Database, expression: str, expected: object) -> None:
+    assert scalar(db, f"SELECT {expression}") == expected
 
 
 def test_a_variable_of_smalldatetime_has_no_seconds(db: sb.Database) -> None:
@@ -187,7 +187,7 @@ def test_parts_of_moments_that_are_not_there_are_refused(db: sb.Database, mask: 
 
 
 @pytest.mark.parametrize(
-    ("query", "wanted"),
+    ("query", "expected"),
     [
         ("SELECT AVG(v * 1.0) FROM (VALUES (1), (1), (0)) t(v)", [(D("0.666666"),)]),
         ("SELECT TOP 1 AVG(v * 1.0) OVER () FROM (VALUES (1), (1), (0)) t(v)", [(D("0.666666"),)]),
@@ -210,8 +210,8 @@ def test_parts_of_moments_that_are_not_there_are_refused(db: sb.Database, mask: 
         ("SELECT 'x' AS [processing-instruction(pi)], 'c' AS [comment()], 1 AS [a] FOR XML PATH('r')", [("<r><?pi x?><!--c--><a>1</a></r>",)]),
     ],
 )  # fmt: skip
-def test_queries(db: sb.Database, query: str, wanted: list[tuple[object, ...]]) -> None:
-    assert rows(db, query) == wanted
+def test_queries(db: sb.Database, query: str, expected: list[tuple[object, ...]]) -> None:
+    assert rows(db, query) == expected
 
 
 def test_a_text_is_collected_from_parts_of_moments(db: sb.Database) -> None:
@@ -331,7 +331,7 @@ def test_a_column_cannot_become_shorter_than_its_values(db: sb.Database) -> None
 
 
 @pytest.mark.parametrize(
-    ("expression", "wanted"),
+    ("expression", "expected"),
     [
         ("DATEADD(day, DATEDIFF(day, 0, '20240203 18:30'), 0)", datetime(2024, 2, 3)),
         ("DATEADD(mm, DATEDIFF(mm, 0, CAST('20240203' AS datetime)) + 1, -1)", datetime(2024, 2, 29)),
@@ -348,8 +348,8 @@ def test_a_column_cannot_become_shorter_than_its_values(db: sb.Database) -> None
         ("LEN(CAST('ab' AS varbinary(9)))", 2),
     ],
 )
-def test_numbers_are_days_and_days_numbers(db: sb.Database, expression: str, wanted: object) -> None:
-    assert scalar(db, f"SELECT {expression}") == wanted
+def test_numbers_are_days_and_days_numbers(db: sb.Database, expression: str, expected: object) -> None:
+    assert scalar(db, f"SELECT {expression}") == expected
 
 
 def test_the_last_moment_of_all_is_kept(db: sb.Database) -> None:
@@ -374,9 +374,9 @@ def test_the_last_moment_of_all_is_kept(db: sb.Database) -> None:
     ],
 )
 def test_refused_idioms_have_sql_servers_error_number(db: sb.Database, script: str, number: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         db.execute_tsql(script)
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 def test_columns_of_two_queries_have_room_for_both(db: sb.Database) -> None:
@@ -488,9 +488,9 @@ def test_a_statement_that_fails_has_touched_no_row(db: sb.Database) -> None:
     ],
 )
 def test_unbound_identifiers_are_refused(db: sb.Database, query: str, name: str) -> None:
-    with pytest.raises(TsqlError, match=f'The multi-part identifier "{name}" could not be bound') as refused:
+    with pytest.raises(TsqlError, match=f'The multi-part identifier "{name}" could not be bound') as error:
         db.execute_tsql(query)
-    assert refused.value.number == 4104
+    assert error.value.number == 4104
 
 
 def test_money_is_added_up_over_windows(db: sb.Database) -> None:

@@ -131,9 +131,9 @@ def test_alter_trigger_changes_the_events(empty: sb.Database) -> None:
     ],
 )
 def test_invalid_triggers_and_statements_are_refused(empty: sb.Database, script: str, number: int) -> None:
-    with pytest.raises(sb.BrokerError) as refused:
+    with pytest.raises(sb.BrokerError) as error:
         empty.execute_tsql(script)
-    assert refused.value.number == number
+    assert error.value.number == number
     assert rows(empty, "SELECT COUNT(*) FROM sys.triggers WHERE name = 'Second'") == [(0,)]
 
 

@@ -66,9 +66,9 @@ def test_one_seat_is_not_booked_twice(shop: sb.Database, level: str, seat: int) 
 def test_rows_read_by_a_serializable_transaction_are_locked(sessions: tuple[Session, Session]) -> None:
     reader, writer = sessions
     reader.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE BEGIN TRANSACTION SELECT COUNT(*) FROM Taken")
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         writer.execute("SET LOCK_TIMEOUT 50 INSERT Bookings VALUES (10)")
-    assert caught.value.number == 1222
+    assert error.value.number == 1222
     assert writer.execute("SELECT COUNT(*) FROM Bookings WHERE Seat = 10").rows == [(0,)]  # a reader goes on
     reader.execute("COMMIT")
     writer.execute("INSERT Bookings VALUES (10)")
@@ -88,9 +88,9 @@ def test_snapshot_shows_one_state_and_refuses_to_overwrite_a_newer_one(sessions:
     ((seen,),) = one.execute("SELECT Amount FROM Stock").rows
     ((now,),) = other.execute("SELECT Amount FROM Stock").rows
     assert seen == now + 1
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         one.execute("UPDATE Stock SET Amount = Amount - 1")
-    assert caught.value.number == 3960
+    assert error.value.number == 3960
     assert one.execute("SELECT @@TRANCOUNT").rows == [(0,)]
 
 
@@ -134,9 +134,9 @@ def test_receive_sees_messages_sent_after_the_transaction_began(
 @pytest.mark.parametrize("statement", ["RECEIVE * FROM Inbox", "CREATE QUEUE Other", MESSAGES])
 def test_the_broker_is_refused_in_a_snapshot(sessions: tuple[Session, Session], statement: str) -> None:
     session, _ = sessions
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         session.execute("SET TRANSACTION ISOLATION LEVEL SNAPSHOT BEGIN TRANSACTION SELECT 1 " + statement)
-    assert caught.value.number == 40515
+    assert error.value.number == 40515
     session.execute("ROLLBACK RECEIVE TOP (0) * FROM Inbox")  # by itself it is no part of a snapshot
 
 
@@ -153,6 +153,6 @@ def test_a_transaction_that_has_begun_becomes_no_snapshot(sessions: tuple[Sessio
     early = "BEGIN TRANSACTION SET TRANSACTION ISOLATION LEVEL SNAPSHOT SELECT Amount FROM Stock ROLLBACK"
     session.execute(early)  # no earlier read
     session.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED BEGIN TRANSACTION SELECT Amount FROM Stock")
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         session.execute("SET TRANSACTION ISOLATION LEVEL SNAPSHOT")
-    assert caught.value.number == 3951
+    assert error.value.number == 3951

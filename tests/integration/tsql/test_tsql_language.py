@@ -66,7 +66,7 @@ def test_goto_in_a_loop_of_its_own_needs_no_depth(db: sb.Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "wanted"),
+    ("script", "expected"),
     [
         ("GOTO nowhere", 133),
         ("a: PRINT 1 a: PRINT 2", 132),
@@ -75,8 +75,8 @@ def test_goto_in_a_loop_of_its_own_needs_no_depth(db: sb.Database) -> None:
         ("EXEC ('GOTO a') a: PRINT 1", 133),
     ],
 )
-def test_goto_without_its_label_is_refused(db: sb.Database, script: str, wanted: int) -> None:
-    assert error_number(db, script) == wanted
+def test_goto_without_its_label_is_refused(db: sb.Database, script: str, expected: int) -> None:
+    assert error_number(db, script) == expected
 
 
 def test_a_text_that_cannot_be_read_ends_itself_alone(db: sb.Database) -> None:
@@ -119,7 +119,7 @@ def test_a_declaration_counts_from_where_it_is_written(db: sb.Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "wanted", "text"),
+    ("script", "expected", "text"),
     [
         ("PRINT 'never' IF 1 = 0 PRINT @Nowhere", 137, 'Must declare the scalar variable "@Nowhere".'),
         ("SET @Late = 1 DECLARE @Late INT", 137, 'Must declare the scalar variable "@Late".'),
@@ -130,14 +130,16 @@ def test_a_declaration_counts_from_where_it_is_written(db: sb.Database) -> None:
         ("DECLARE @a INT EXEC ('PRINT @a')", 137, 'Must declare the scalar variable "@a".'),
     ],
 )
-def test_a_variable_that_nothing_declares_stops_its_batch(db: sb.Database, script: str, wanted: int, text: str) -> None:
+def test_a_variable_that_nothing_declares_stops_its_batch(
+    db: sb.Database, script: str, expected: int, text: str
+) -> None:
     """Before any of it runs, and in the spelling of the script; check says the same."""
     heard: list[str] = []
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         heard = texts(db, script)
-    assert (caught.value.number, caught.value.text[: len(text)], heard) == (wanted, text, [])
+    assert (error.value.number, error.value.text[: len(text)], heard) == (expected, text, [])
     if "EXEC (" not in script:
-        assert [str(wanted) in one.note for one in check(script) if one.verdict is Verdict.REFUSED] == [True]
+        assert [str(expected) in one.note for one in check(script) if one.verdict is Verdict.REFUSED] == [True]
 
 
 def test_names_of_parameters_are_no_variables(db: sb.Database) -> None:
@@ -159,8 +161,8 @@ REFUSED_BY_ITS_TEXT = [
 
 @pytest.mark.parametrize("script", REFUSED_BY_ITS_TEXT)
 def test_check_refuses_the_statements_that_the_run_refuses(db: sb.Database, script: str) -> None:
-    wanted = error_number(db, script)
-    assert [(one.verdict, one.note.split(":")[0]) for one in check(script)] == [(Verdict.REFUSED, str(wanted))]
+    expected = error_number(db, script)
+    assert [(one.verdict, one.note.split(":")[0]) for one in check(script)] == [(Verdict.REFUSED, str(expected))]
 
 
 def test_check_continues_after_an_unreadable_statement() -> None:
@@ -203,13 +205,13 @@ NEVER = [
 ]
 
 
-@pytest.mark.parametrize(("body", "wanted", "line"), NEVER)
-def test_a_procedure_that_can_never_run_is_not_made(db: sb.Database, body: str, wanted: int, line: int) -> None:
+@pytest.mark.parametrize(("body", "expected", "line"), NEVER)
+def test_a_procedure_that_can_never_run_is_not_made(db: sb.Database, body: str, expected: int, line: int) -> None:
     for kind in ("PROCEDURE Never", "TRIGGER Never ON Watched AFTER INSERT"):
         db.execute_tsql("IF OBJECT_ID('Watched') IS NULL CREATE TABLE Watched (a int)")
-        with pytest.raises(sb.TsqlError) as caught:
+        with pytest.raises(sb.TsqlError) as error:
             db.execute_tsql(f"CREATE {kind} AS\n{body}")
-        assert (caught.value.number, caught.value.line, caught.value.procedure) == (wanted, line, "Never")
+        assert (error.value.number, error.value.line, error.value.procedure) == (expected, line, "Never")
         assert db.execute_tsql("SELECT OBJECT_ID('Never')").rows == [(None,)]
 
 
@@ -295,14 +297,14 @@ REFUSED_SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "wanted", "words"), REFUSED_SCRIPTS)
+@pytest.mark.parametrize(("script", "expected", "words"), REFUSED_SCRIPTS)
 def test_refusals_have_sql_servers_number_and_name_the_object(
-    db: sb.Database, script: str, wanted: int, words: str
+    db: sb.Database, script: str, expected: int, words: str
 ) -> None:
     db.execute_tsql("CREATE OR ALTER VIEW Shown AS SELECT 1 AS a")
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql(script)
-    assert (caught.value.number, words in caught.value.text) == (wanted, True)
+    assert (error.value.number, words in error.value.text) == (expected, True)
 
 
 def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
@@ -420,9 +422,9 @@ def test_null_set_by_an_update_with_a_join_has_the_columns_type(db: sb.Database)
         ("INSERT Dear VALUES (2, 5)", 550),
         ("CREATE UNIQUE INDEX u ON Moved (At) WITH (IGNORE_DUP_KEY = ON)", 40515),
     ):
-        with pytest.raises(sb.TsqlError) as caught:
+        with pytest.raises(sb.TsqlError) as error:
             db.execute_tsql(script)
-        assert caught.value.number == number
+        assert error.value.number == number
 
 
 @pytest.mark.parametrize(
@@ -441,9 +443,9 @@ def test_null_set_by_an_update_with_a_join_has_the_columns_type(db: sb.Database)
     ],
 )
 def test_invalid_values_are_refused(db: sb.Database, script: str, number: int) -> None:
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql(script)
-    assert caught.value.number == number
+    assert error.value.number == number
     said = [int(one.note.split(":")[0]) for one in check(script) if one.verdict is Verdict.REFUSED]
     assert said == ([number] if number in (102, 4145) else [])
 
@@ -620,9 +622,9 @@ def test_states_of_errors_about_temporary_procedures(db: sb.Database) -> None:
             ("CREATE PROCEDURE #p AS RETURN", 2714, 3),
             ("ALTER PROCEDURE #q AS RETURN", 208, 6),
         ):
-            with pytest.raises(TsqlError) as caught:
+            with pytest.raises(TsqlError) as error:
                 session.execute(text)
-            assert (caught.value.number, caught.value.state) == (number, state)
+            assert (error.value.number, error.value.state) == (number, state)
 
 
 def test_a_temporary_procedure_is_of_its_session(db: sb.Database) -> None:

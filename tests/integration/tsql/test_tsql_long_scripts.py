@@ -109,7 +109,7 @@ def test_two_databases_authenticate_each_other(db: sb.Database, tmp_path: Path) 
     assert received == [("//x/Target", "//x/Request", "<hello/>")]
     assert who[0][:2] == ("TargetOwner", "TargetOwner")
     assert permissions == [("SenderThere", "SQL_USER", "SEND", "GRANT"), ("TargetOwner", "SQL_USER", "-", None)]
-    assert any(said.text.startswith("229: The RECEIVE permission was denied") for said in results.messages)
+    assert any(message.text.startswith("229: The RECEIVE permission was denied") for message in results.messages)
 
 
 def test_a_monitoring_script_finds_and_cleans_stuck_conversations(db: sb.Database) -> None:
@@ -123,7 +123,7 @@ def test_a_monitoring_script_finds_and_cleans_stuck_conversations(db: sb.Databas
     assert tables == [("A",), ("B",)]
     assert report == [('<queues><sys.service_queues name="B" b="3"/></queues>',)]
     assert (messages, refused, nothing) == ([(0,)], [(3716, 16)], [(0,)])
-    assert [said.text for said in results.messages if said.number != 5701] == ["clean"]
+    assert [message.text for message in results.messages if message.number != 5701] == ["clean"]
 
 
 def test_an_installation_runs_and_runs_again(db: sb.Database) -> None:
@@ -142,7 +142,7 @@ def test_an_installation_runs_and_runs_again(db: sb.Database) -> None:
         assert [error.number for error in results.errors] == [547, 547, 2627]
         for error, name in zip(results.errors, ("FK_Parcels_Shelves", "CK_Parcels_Grams", "UQ_Shelves"), strict=True):
             assert name in error.text
-        assert [one.text for one in results.messages if one.number != 5701][:-1] == said
+        assert [message.text for message in results.messages if message.number != 5701][:-1] == said
 
 
 def test_ddl_is_audited_except_while_the_audit_is_off(db: sb.Database) -> None:
@@ -196,7 +196,10 @@ def test_files_are_imported_with_cursors_and_answered(db: sb.Database) -> None:
         ("one.txt", 3, 1, 505, "file one.txt: 2 lines, 105 pieces"),
     ]
     assert (kept, endpoints, columns) == ([(0,)], [("CLOSED", 2)], [(15, 100, 10)])
-    assert [one.text for one in results.messages if one.number != 5701] == ["lines with a problem: 2", "2 answers"]
+    assert [message.text for message in results.messages if message.number != 5701] == [
+        "lines with a problem: 2",
+        "2 answers",
+    ]
 
 
 def test_messages_of_a_claim_are_in_one_group(db: sb.Database) -> None:
@@ -214,7 +217,7 @@ def test_messages_of_a_claim_are_in_one_group(db: sb.Database) -> None:
     assert history[:2] == [("C-1", None, 1, "insert"), ("C-1", 1, 3, "update")]
     assert endpoints == [(0, "CLOSED", 5, 4, 4), (0, "CLOSED", 9, 2, 2)]
     assert (urgent, stamp) == ([("UrgentFirst", 9)], [("stamped",)])
-    judged = [one.text for one in results.messages if "judged" in one.text]
+    judged = [message.text for message in results.messages if "judged" in message.text]
     assert judged[:2] == ["urn:claims:engineer judged C-3", "urn:claims:lawyer judged C-3"]  # the urgent one
 
 
@@ -247,7 +250,7 @@ def test_every_error_is_heard_under_its_number(db: sb.Database) -> None:
     assert [ward[0] for ward in wards] == [1, 2, 5, 7]
     assert told[0][1] == -9616
     assert bed == []
-    assert [one.text for one in results.messages if one.number != 5701] == ["only said", "after it: 50000"]
+    assert [message.text for message in results.messages if message.number != 5701] == ["only said", "after it: 50000"]
 
 
 def test_readings_are_taken_out_of_json(db: sb.Database) -> None:
@@ -306,7 +309,7 @@ def test_seats_are_sold_once(db: sb.Database) -> None:
     assert refused == [(550,)]
     assert (free, states) == ([(8,)], [("free", 8), ("sold", 4)])
     assert (endpoints, numbers) == ([("DI", 3), ("ER", 1)], [(2,)])
-    said = [one.text for one in results.messages if one.number != 5701]
+    said = [message.text for message in results.messages if message.number != 5701]
     assert said == ["Lea pays; Max pays; ", "given back: 1"]
 
 

@@ -130,9 +130,9 @@ def test_certificates_of_master_and_refused_changes(sides: tuple[Side, Side]) ->
         ("GRANT CONNECT ON ENDPOINT::Other TO WestLogin", 15151),
         ("BEGIN TRANSACTION GRANT CONNECT ON ENDPOINT::BrokerEndpoint TO WestLogin", 226),
     ]:
-        with pytest.raises(TsqlError) as refused:
+        with pytest.raises(TsqlError) as error:
             east.run(script)
-        assert refused.value.number == number, script
+        assert error.value.number == number, script
     east.run("DROP CERTIFICATE WestTransport; DROP CERTIFICATE IF EXISTS WestTransport")
     assert len(east.master.execute_tsql(shown).rows) == 1
 
@@ -170,9 +170,9 @@ def test_invalid_authentication_methods_are_refused(master: sb.Database, method:
         f"CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (AUTHENTICATION = {method}, "
         "ENCRYPTION = REQUIRED)"
     )
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         master.execute_tsql(statement)
-    assert refused.value.number == 102
+    assert error.value.number == 102
     assert [finding.verdict for finding in check(statement)] == [Verdict.REFUSED]
 
 
@@ -197,9 +197,9 @@ def test_logins_from_windows_name_members_of_a_domain(master: sb.Database) -> No
         (found,) = check(statement)
         assert (refused.value.number, found.verdict) == (15407, Verdict.REFUSED)
         assert "15407" in found.note
-    with pytest.raises(TsqlError) as taken:
+    with pytest.raises(TsqlError) as error:
         master.execute_tsql("CREATE LOGIN [corp\\shop] FROM WINDOWS")
-    assert taken.value.number == 15025
+    assert error.value.number == 15025
     master.execute_tsql("DROP LOGIN [CORP\\Shop] DROP LOGIN Plain")
 
 
@@ -238,9 +238,9 @@ def test_certificates_of_master_obey_their_dates_and_passwords(sides: tuple[Side
             28055,
         ),
     ]:
-        with pytest.raises(TsqlError) as refused:
+        with pytest.raises(TsqlError) as error:
             east.run(script)
-        assert refused.value.number == number, script
+        assert error.value.number == number, script
     assert east.master.execute_tsql(shown).rows == [("Locked", "PW")]
 
 
@@ -248,7 +248,7 @@ def test_create_endpoint_says_that_nothing_is_proved_without_tls(fresh_instance:
     said = fresh_instance.database("master", create=True).execute_tsql(
         "CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (ENCRYPTION = DISABLED)"
     )
-    assert any("nothing proves who a peer is" in str(one) for one in said.messages)
+    assert any("nothing proves who a peer is" in str(message) for message in said.messages)
 
 
 def test_a_login_that_is_disabled_is_shown_so(master: sb.Database) -> None:

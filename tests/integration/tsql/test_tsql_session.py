@@ -397,9 +397,9 @@ def test_values_are_never_pasted_into_sql(database):
 
 
 def test_invalid_text_and_deep_nesting_are_refused(database):
-    with pytest.raises(TsqlError) as caught:
+    with pytest.raises(TsqlError) as error:
         database.execute_tsql("\nSELECT @half", {"half": "\ud800"})
-    assert (caught.value.number, caught.value.line) == (9402, 2)
+    assert (error.value.number, error.value.line) == (9402, 2)
     for nested in ("SELECT " + "(" * 4000 + "1" + ")" * 4000, "IF " + "NOT " * 4000 + "1 = 1 PRINT 1"):
         assert failing(database, nested).number == 191
 

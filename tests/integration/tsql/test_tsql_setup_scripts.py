@@ -191,9 +191,9 @@ def test_application_locks_of_sessions(database: sb.Database) -> None:
         assert lock_result(other, LOCK.format("Report", "Exclusive", "@LockOwner = 'Session', @LockTimeout = 20")) == -1
         assert lock_result(other, LOCK.format("report", "Exclusive", of_session)) == 0  # another name
         other.execute("EXEC sp_releaseapplock @Resource = 'Report', @LockOwner = 'Session'")
-        with pytest.raises(TsqlError) as caught:
+        with pytest.raises(TsqlError) as error:
             other.execute("EXEC sp_releaseapplock 'Report', 'Session'")
-        assert caught.value.number == 1223
+        assert error.value.number == 1223
         assert lock_result(one, LOCK.format("report", "Exclusive", of_session)) == -1
     with Session(database) as third:  # ended sessions hold nothing
         assert lock_result(third, LOCK.format("report", "Exclusive", of_session)) == 0

@@ -79,9 +79,9 @@ def test_sys_triggers_shows_disabled_triggers(house: sb.Database) -> None:
     ],
 )
 def test_a_missing_trigger_is_refused_and_no_trigger_switched(house: sb.Database, script: str, number: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         house.execute_tsql(script)
-    assert refused.value.number == number
+    assert error.value.number == number
     assert ringing_bells(house, "PRINT 'as before'") == ["bell", "knocker"]
 
 
@@ -110,9 +110,9 @@ def test_a_trigger_does_not_fire_itself(instance: sb.Instance) -> None:
     assert mill.execute_tsql("SELECT Id FROM Sacks ORDER BY Id").rows == [(1,), (2,), (3,), (99,)]
     mill.execute_tsql("DISABLE TRIGGER Filled ON Sacks; ENABLE TRIGGER Followed ON Sacks; INSERT Carts VALUES (1)")
     assert mill.execute_tsql("SELECT Id FROM Carts ORDER BY Id").rows == [(1,), (2,), (3,)]
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         mill.execute_tsql("ALTER DATABASE MillHouse SET RECURSIVE_TRIGGERS ON")
-    assert refused.value.number == 40515
+    assert error.value.number == 40515
     mill.execute_tsql("ALTER DATABASE MillHouse SET RECURSIVE_TRIGGERS OFF")
 
 

@@ -129,8 +129,8 @@ def test_a_verb_that_finds_something_else_runs_at_once(
             return
         try:
             results.append(tx.send(message.conversation_handle, REPLY, message.message_body))
-        except sb.BrokerError as refused:
-            results.append(refused.number)
+        except sb.BrokerError as error:
+            results.append(error.number)
         if len(results) == 1:
             disturb(warm, theirs[1], message.conversation_handle)
         if results[-1] < 8000:
@@ -276,9 +276,9 @@ def test_a_lost_connection_is_told_as_such(warm: sb.Database) -> None:
         if len(runs) == 2:
             assert query(warm, "select pg_terminate_backend(%s, 10000)", process) == [(True,)]
 
-    with pytest.raises(sb.InstanceError) as lost:
+    with pytest.raises(sb.InstanceError) as error:
         warm.process(STOCK_QUEUE, take, groups=50)
-    assert "COMMIT" not in str(lost.value)
+    assert "COMMIT" not in str(error.value)
     assert runs == [b"0", b"1"]
     assert warm.process(STOCK_QUEUE, answer, groups=50) == 2
     assert receive_answers(warm) == ["0", "end", "1", "end"]

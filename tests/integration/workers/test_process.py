@@ -290,9 +290,9 @@ def test_rollbacks_in_a_row_count_and_a_commit_ends_the_row(database: sb.Databas
     for _ in range(5):  # two commits first
         with pytest.raises(Undo):
             database.process(STOCK_QUEUE, procedure)
-    with pytest.raises(sb.BrokerError) as caught:
+    with pytest.raises(sb.BrokerError) as error:
         database.process(STOCK_QUEUE, procedure)
-    assert caught.value.number == 9617
+    assert error.value.number == 9617
 
 
 def test_a_transaction_that_does_nothing_sends_nothing(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,9 +433,9 @@ def test_commits_that_fail_on_their_way_count_as_rollbacks(database: sb.Database
     for _ in range(5):
         with pytest.raises(psycopg.errors.ForeignKeyViolation):
             database.process(STOCK_QUEUE, lambda transaction, messages: write(transaction, log, messages, known=1))
-    with pytest.raises(sb.BrokerError) as caught:
+    with pytest.raises(sb.BrokerError) as error:
         database.receive(STOCK_QUEUE)
-    assert caught.value.number == 9617
+    assert error.value.number == 9617
 
 
 @pytest.fixture

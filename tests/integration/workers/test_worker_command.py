@@ -64,9 +64,9 @@ class WorkerProcess:
         try:
             with urllib.request.urlopen(f"{address[0]}{path}", timeout=20) as answered:
                 return int(answered.status)
-        except HTTPError as refused:
-            refused.close()
-            return refused.code
+        except HTTPError as error:
+            error.close()
+            return error.code
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -67,7 +67,7 @@ def start(tmp_path: Path, database: sb.Database) -> Iterator[Callable[[], Comman
 def test_the_ledger_is_exact(
     database: sb.Database, start: Callable[[], Command], pytestconfig: pytest.Config, record_property: Any
 ) -> None:
-    chance = random.Random(pytestconfig.option.seed)
+    rng = random.Random(pytestconfig.option.seed)
     with database.transaction() as transaction:
         transaction.connection.execute("create table worked (place serial, handle uuid, number bigint, body bytea)")
     message_count = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
@@ -77,8 +77,8 @@ def test_the_ledger_is_exact(
     def send_some() -> None:
         with database.transaction() as transaction:
             for _ in range(60):
-                is_new = len(handles) < 20 or chance.random() < 0.5
-                handle = begin(transaction) if is_new else chance.choice(handles)  # type: ignore[arg-type]
+                is_new = len(handles) < 20 or rng.random() < 0.5
+                handle = begin(transaction) if is_new else rng.choice(handles)  # type: ignore[arg-type]
                 if is_new:
                     handles.append(handle)
                 transaction.send(handle, ORDER, b"%d" % sent.get(handle, 0))
@@ -97,8 +97,8 @@ def test_the_ledger_is_exact(
         before = worked_on()
         send_some()
         eventually(lambda before=before: worked_on() > before)  # type: ignore[misc]
-        time.sleep(chance.uniform(0, 0.1))
-        victim = chance.choice(workers)
+        time.sleep(rng.uniform(0, 0.1))
+        victim = rng.choice(workers)
         if victim.poll() is None:
             os.killpg(victim.pid, signal.SIGKILL)
             victim.wait()

@@ -73,8 +73,8 @@ def test_the_double_has_the_methods_of_the_api(real: type, ours: type) -> None:
     for name in names - LACKING - {"transaction", "join", "savepoint", "pipeline", "working"}:
         theirs, mine = (inspect.signature(getattr(source, name)).parameters.values() for source in (real, ours))
         lacking = set() if getattr(real, name).__doc__ == getattr(ours, name).__doc__ else LACKING_OPTIONS
-        wanted = [(p.name, p.kind, p.default) for p in theirs if p.name not in lacking]
-        assert [(p.name, p.kind, p.default) for p in mine] == wanted, name
+        expected = [(p.name, p.kind, p.default) for p in theirs if p.name not in lacking]
+        assert [(p.name, p.kind, p.default) for p in mine] == expected, name
 
 
 def test_run_accepts_only_operations(database: double.Database) -> None:

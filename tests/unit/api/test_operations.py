@@ -122,9 +122,9 @@ def test_the_bodies_of_an_iterator_are_read_once() -> None:
     ],
 )
 def test_a_send_refuses_invalid_arguments(operation: operations.Send[Any], number: int) -> None:
-    with pytest.raises(sb.BrokerError) as refused:
+    with pytest.raises(sb.BrokerError) as error:
         operation.content(1)
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 def test_the_fields_of_receive_are_spelled_in_few_files() -> None:

@@ -186,8 +186,8 @@ class Transaction:
         rows = await Do(lambda: self.world.statement(self.actor, statement.name, statement.parameters))
         try:
             steps.send(rows)
-        except StopIteration as done:
-            return done.value
+        except StopIteration as error:
+            return error.value
         raise AssertionError("one statement each")
 
     async def begin_dialog(self, *services: str, **options: Any) -> UUID:

@@ -43,6 +43,6 @@ def test_an_exception_may_be_its_own_cause() -> None:
 
 
 def test_an_error_without_a_text_of_the_broker_has_no_cause() -> None:
-    with pytest.raises(psycopg.errors.UniqueViolation) as raised:
+    with pytest.raises(psycopg.errors.UniqueViolation) as error:
         raise_broker_error(psycopg.errors.UniqueViolation())
-    assert raised.value.__cause__ is None
+    assert error.value.__cause__ is None

@@ -62,8 +62,8 @@ def test_every_conversation_is_of_exactly_one_share() -> None:
 
 
 def test_shares_are_about_as_large() -> None:
-    chance = random.Random(1)
-    numbers = [share_of(UUID(int=chance.getrandbits(128), version=4), 3) for _ in range(3_000)]
+    rng = random.Random(1)
+    numbers = [share_of(UUID(int=rng.getrandbits(128), version=4), 3) for _ in range(3_000)]
     assert all(900 < numbers.count(number) < 1_100 for number in range(3))
 
 
@@ -199,9 +199,9 @@ class Busy:
             self.now += 1
             self.computed += computing
             self.worked = [total + part for total, part in zip(self.worked, each, strict=False)]
-            wanted = self.load.wanted(list(self.worked), self.now, self.computed)
-            self.worked += [0.0] * (wanted - len(self.worked))
-            del self.worked[wanted:]
+            expected = self.load.wanted(list(self.worked), self.now, self.computed)
+            self.worked += [0.0] * (expected - len(self.worked))
+            del self.worked[expected:]
         return len(self.worked)
 
 

@@ -32,9 +32,9 @@ class Daemon:
         self.address = Address("127.0.0.1", port)
         self.happened: list[object] = []
 
-    def has(self, *wanted: object) -> bool:
+    def has(self, *expected: object) -> bool:
         self.happened += self.network.inbox.shares[0].take(100)
-        return all(occurrence in self.happened for occurrence in wanted)
+        return all(occurrence in self.happened for occurrence in expected)
 
     def kinds(self) -> set[type]:
         self.has()

@@ -138,12 +138,12 @@ def test_each_step_has_a_deadline_that_bytes_do_not_extend(
     site.network.apply(Policy())
     site.port = site.network.apply(Policy("127.0.0.1", 0, encryption=SUPPORTED, tls=tls)) or 0
     stranger = site.stranger(said)
-    begun = time.monotonic()
-    while not is_ended(stranger) and time.monotonic() < begun + TIMEOUT_S:
+    started_at = time.monotonic()
+    while not is_ended(stranger) and time.monotonic() < started_at + TIMEOUT_S:
         with suppress(OSError):
             stranger.send(said[:1])
         time.sleep(0.05)
-    assert 0.2 < time.monotonic() - begun < TIMEOUT_S
+    assert 0.2 < time.monotonic() - started_at < TIMEOUT_S
 
 
 def test_a_connection_that_is_reset_while_it_is_refused_is_gone(
@@ -217,11 +217,11 @@ def test_without_descriptors_it_waits_and_says_so(
         listening = OutOfDescriptors()
         listening.bind(("127.0.0.1", 0))
         acceptor.listen([listening])
-        begun = time.monotonic()
+        started_at = time.monotonic()
         with closing(socket.create_connection(("127.0.0.1", acceptor.port), TIMEOUT_S)):
             await asyncio.wait_for(Silent.made.wait(), TIMEOUT_S)
         acceptor.close()
-        return time.monotonic() - begun
+        return time.monotonic() - started_at
 
     assert 0.25 < asyncio.run(accepted()) < TIMEOUT_S
     records = [record.getMessage() for record in caplog.records]
@@ -312,12 +312,12 @@ def test_the_last_descriptors_are_kept(site: Site, monkeypatch: pytest.MonkeyPat
 
 def test_the_limit_of_descriptors_is_raised() -> None:
     before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MIN_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MIN_DESCRIPTORS)
+    expected = MIN_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MIN_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1_024), hard))
     try:
         raise_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (expected, hard)
         raise_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (expected, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -55,10 +55,10 @@ def test_a_peer_whose_login_may_not_connect(make: Make) -> None:
     opener = Tls(west_file, [east]).channel(is_opener=True)
     acceptor = Tls(east_file, [west]).channel(is_opener=False)
     opener.begin()
-    with pytest.raises(BrokerError) as caught:
+    with pytest.raises(BrokerError) as error:
         exchange(opener, acceptor)
-    assert caught.value.number == 28034
-    assert "'Western' does not have CONNECT" in str(caught.value)
+    assert error.value.number == 28034
+    assert "'Western' does not have CONNECT" in str(error.value)
     assert acceptor.peer is None
 
 
@@ -80,10 +80,10 @@ def test_both_know_each_other(make: Make, portion: int) -> None:
 
 def refusal_of(opener: Channel, acceptor: Channel) -> tuple[int, str]:
     opener.begin()
-    with pytest.raises(BrokerError) as caught:
+    with pytest.raises(BrokerError) as error:
         exchange(opener, acceptor)
     assert acceptor.peer is None or opener.peer is None
-    return caught.value.number, caught.value.text
+    return error.value.number, error.value.text
 
 
 def test_an_opener_that_is_not_known(make: Make) -> None:
@@ -93,9 +93,9 @@ def test_an_opener_that_is_not_known(make: Make) -> None:
         acceptor = Tls(east_file, known).channel(is_opener=False)
         number, text = refusal_of(opener, acceptor)
         assert (number, "none of those that were imported" in text) == (28035, True)
-        with pytest.raises(BrokerError, match="the peer says") as caught:  # the peer tells the reason
+        with pytest.raises(BrokerError, match="the peer says") as error:  # the peer tells the reason
             opener.receive(acceptor.outgoing())
-        assert caught.value.number == 9751
+        assert error.value.number == 9751
         opener.send(b"anything")  # is not sent, and does no harm
 
 
@@ -104,9 +104,9 @@ def test_an_acceptor_that_is_not_known(make: Make) -> None:
     opener, acceptor = Tls(west_file, []).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False)
     number, _ = refusal_of(opener, acceptor)
     assert number == 28035
-    with pytest.raises(BrokerError, match="the peer says") as caught:  # the peer tells the reason
+    with pytest.raises(BrokerError, match="the peer says") as error:  # the peer tells the reason
         acceptor.receive(opener.outgoing())
-    assert caught.value.number == 28038
+    assert error.value.number == 28038
 
 
 @pytest.mark.parametrize(("days", "words"), [(-30, "it has expired"), (30, "it is not valid yet")])
@@ -120,9 +120,9 @@ def test_a_certificate_out_of_its_time(make: Make, days: int, words: str) -> Non
 
 def test_bytes_that_are_no_tls(make: Make) -> None:
     (west, _), (_, east_file) = make("west"), make("east")
-    with pytest.raises(BrokerError) as caught:
+    with pytest.raises(BrokerError) as error:
         Tls(east_file, [west]).channel(is_opener=False).receive(b"\x16SB is no handshake at all")
-    assert caught.value.number == 9758
+    assert error.value.number == 9758
 
 
 def test_a_changed_byte_is_noticed(make: Make) -> None:
@@ -134,9 +134,9 @@ def test_a_changed_byte_is_noticed(make: Make) -> None:
     opener.send(b"order")
     sent = bytearray(opener.outgoing())
     sent[-1] ^= 1
-    with pytest.raises(BrokerError) as caught:
+    with pytest.raises(BrokerError) as error:
         acceptor.receive(bytes(sent))
-    assert caught.value.number == 9758
+    assert error.value.number == 9758
 
 
 def test_certificates_are_read_in_both_forms_and_nothing_else(make: Make) -> None:
@@ -145,9 +145,9 @@ def test_certificates_are_read_in_both_forms_and_nothing_else(make: Make) -> Non
     assert x509_certificates.read(x509_certificates.as_pem(facts.der)) == facts
     assert facts.subject == "CN=west"
     for garbage in (b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n", facts.der[:-9]):
-        with pytest.raises(BrokerError) as caught:
+        with pytest.raises(BrokerError) as error:
             x509_certificates.read(garbage)
-        assert caught.value.number == 15208
+        assert error.value.number == 15208
     for days in (0, -1, 36_501):
         with pytest.raises(BrokerError):
             x509_certificates.make("west", NOW, days)

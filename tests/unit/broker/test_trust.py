@@ -86,9 +86,9 @@ def meet(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[Channe
 
 
 def refusal_of(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[int, str]:
-    with pytest.raises(BrokerError) as caught:
+    with pytest.raises(BrokerError) as error:
         meet(opener, acceptor, certificate_index)
-    return caught.value.number, caught.value.text
+    return error.value.number, error.value.text
 
 
 # ---------------------------------------------------------------- a domain

@@ -155,9 +155,9 @@ def test_bytes_go_as_they_are_beside_a_codec(conversation: tuple[Any, Any, str])
 def test_a_wrong_object_is_refused_where_it_is_sent(conversation: tuple[Any, Any, str], value: Any) -> None:
     db, handle, message_type = conversation
     sb.codec(message_type, Order)
-    with pytest.raises(sb.BodyError, match=rf"not what messages of type '{message_type}' carry: .+\.$") as caught:
+    with pytest.raises(sb.BodyError, match=rf"not what messages of type '{message_type}' carry: .+\.$") as error:
         db.send(handle, message_type, value)
-    assert isinstance(caught.value, ValueError)
+    assert isinstance(error.value, ValueError)
     with pytest.raises(sb.BodyError):
         db.send_batch(handle, message_type, [Order("good"), value])
     assert db.receive("Q") == []
@@ -206,14 +206,14 @@ def test_wrong_bytes_are_one_clear_error_and_still_there(conversation: tuple[Any
     db.send(handle, message_type, b'{"item": 7}')
     sb.codec(message_type, Order)
     (message,) = db.receive("Q")
-    with pytest.raises(sb.BodyError) as caught:
+    with pytest.raises(sb.BodyError) as error:
         message.body  # noqa: B018 # it is a property
-    assert str(caught.value) == (
+    assert str(error.value) == (
         f"The body of a message of type '{message_type}' cannot be read: "
         "ValidationError: Expected `str`, got `int` - at `$.item`."
     )
     assert message.message_body == b'{"item": 7}'
-    assert sb.Worker("Q").poison(sb.Failure(message, caught.value, 1, *(None, "", None))) == sb.SetAside()  # type: ignore[arg-type]
+    assert sb.Worker("Q").poison(sb.Failure(message, error.value, 1, *(None, "", None))) == sb.SetAside()  # type: ignore[arg-type]
 
 
 def test_as_a_decorator() -> None:

@@ -93,10 +93,10 @@ def test_an_empty_body_is_valid() -> None:
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-16-be"])
 def test_invalid_content_is_refused(body: str, number: int, problem: str, encoding: str) -> None:
-    with pytest.raises(NotXml, match=re.escape(problem)) as refused:
+    with pytest.raises(NotXml, match=re.escape(problem)) as error:
         parse_content(body.encode(encoding))
-    assert refused.value.number == number
-    assert validation_failure("X", body.encode(encoding)) == str(refused.value)
+    assert error.value.number == number
+    assert validation_failure("X", body.encode(encoding)) == str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -374,8 +374,8 @@ def test_streamed_validation_agrees_with_that_of_a_tree(text: str, encoding: str
             try:
                 xml.check_content(body)
                 judged.append(None)
-            except NotXml as refused:
-                judged.append(refused.number)
+            except NotXml as error:
+                judged.append(error.number)
     assert judged[0] == judged[1]
 
 

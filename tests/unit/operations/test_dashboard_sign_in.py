@@ -130,9 +130,9 @@ def test_impossible_names_are_counted_together(dashboard: Dashboard) -> None:
 def test_a_session_ends_after_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = access.Sessions("a token")
     session = sessions.begin("anna")
-    begun = time.monotonic()
+    started_at = time.monotonic()
     for seconds, name in ((access.SESSION_LIFETIME_S - 60, "anna"), (access.SESSION_LIFETIME_S + 60, None)):
-        monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda seconds=seconds: begun + seconds))
+        monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda seconds=seconds: started_at + seconds))
         person = sessions.person(session)
         assert (person and person.name) == name
 

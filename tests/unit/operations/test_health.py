@@ -27,9 +27,9 @@ def ask(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
             return answer.status, answer.read().decode()
-    except HTTPError as refused:
-        with refused:
-            return refused.code, refused.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 def make_hang(health: Health) -> None:
@@ -91,9 +91,9 @@ def test_a_silent_postgres_holds_one_probe(monkeypatch: pytest.MonkeyPatch, capl
     monkeypatch.setattr(module, "REUSE_S", -1.0)
     health = Health(never)
     health.begin(NOWHERE)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     assert {health.readiness() for _ in range(20)} == {module.NO_ANSWER}
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - started_at < 1
     silent.set()
     while 'role "shop"' not in caplog.text:
         time.sleep(0.01)

@@ -57,9 +57,9 @@ def ask(port: int) -> int:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
             assert b"up 1.0" in answer.read()
             return int(answer.status)
-    except HTTPError as refused:
-        refused.close()
-        return refused.code
+    except HTTPError as error:
+        error.close()
+        return error.code
 
 
 def threads(before: int) -> Callable[[], bool]:

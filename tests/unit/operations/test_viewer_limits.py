@@ -31,9 +31,9 @@ def test_requests_of_a_viewer_are_limited_until_one_ends() -> None:
         for _ in range(MAX_REQUESTS_PER_VIEWER - 1):
             others.enter_context(limits.request("anna"))
         with limits.request("anna"):
-            with pytest.raises(TooManyRequests) as refused, limits.request("anna"):
+            with pytest.raises(TooManyRequests) as error, limits.request("anna"):
                 pass
-            assert refused.value.status == 429
+            assert error.value.status == 429
             with limits.request("ben"):
                 pass
         with pytest.raises(ZeroDivisionError), limits.request("anna"):

@@ -49,10 +49,10 @@ def json_reader(**more):
 
 
 def reason(reader, body):
-    with pytest.raises(Undecodable) as refused:
+    with pytest.raises(Undecodable) as error:
         reader.decode(body)
-    assert str(refused.value)
-    return refused.value.reason
+    assert str(error.value)
+    return error.value.reason
 
 
 def test_json_is_read():
@@ -276,17 +276,17 @@ def test_a_body_that_keeps_its_schema_is_read(body):
     ],
 )
 def test_a_body_that_breaks_its_schema_says_where(body, said):
-    with pytest.raises(Undecodable) as refused:
+    with pytest.raises(Undecodable) as error:
         schema_reader().decode(body)
-    assert refused.value.reason == "invalid"
-    assert refused.value.detail.startswith(said)
+    assert error.value.reason == "invalid"
+    assert error.value.detail.startswith(said)
 
 
 def test_the_detail_of_a_long_value_is_cut():
-    with pytest.raises(Undecodable) as refused:
+    with pytest.raises(Undecodable) as error:
         schema_reader().decode(b'{"id": 1, "note": "%s"}' % (b"x" * 100_000))
-    assert len(refused.value.detail) < 400
-    assert refused.value.detail.endswith("is longer than 400 characters")
+    assert len(error.value.detail) < 400
+    assert error.value.detail.endswith("is longer than 400 characters")
 
 
 def test_other_faults_of_a_body_are_reported_before_its_schema():

@@ -119,8 +119,8 @@ def attack(given, body, told):
     try:
         decoder(**given).decode(body)
         told.send("decoded")
-    except Undecodable as refused:
-        told.send(refused.reason)
+    except Undecodable as error:
+        told.send(error.reason)
     except BaseException as other:
         told.send(repr(other))
 
@@ -205,9 +205,9 @@ def test_a_schema_that_uses_each_type_twice_is_checked_in_no_time():
     for level in range(1, 21):
         again = {"name": "b", "type": f"R{level - 1}"}
         inner = {"type": "record", "name": f"R{level}", "fields": [{"name": "a", "type": inner}, again]}
-    started = time.monotonic()
+    started_at = time.monotonic()
     reader = decoder(**avro(inner))
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started_at < 1
     with pytest.raises(Undecodable, match="too many values"):
         reader.decode(bytes(2**21))
 
@@ -244,9 +244,9 @@ def test_the_cost_of_protobuf_does_not_grow_with_empty_columns():
 
     def seconds(columns):
         reader = decoder(columns=columns, **given)
-        begun = time.process_time()
+        started_at = time.process_time()
         assert len(reader.decode(body)[0]) == 60_001
-        return time.process_time() - begun
+        return time.process_time() - started_at
 
     one_column = [Column("f1", "json")]
     all_ = [Column(f"f{number}", "json", is_optional=True) for number in range(1, 61)]

@@ -37,7 +37,7 @@ def body(number, text, **more):
 
 
 @pytest.mark.parametrize(
-    ("there", "wanted", "complaint"),
+    ("there", "expected", "complaint"),
     [
         (pa.field("x", pa.int64()), pa.field("x", pa.int32()), "'x' of the table 't' is long and cannot be"),
         (pa.field("x", pa.int64()), pa.field("x", pa.string()), "is long and cannot become string"),
@@ -49,15 +49,15 @@ def body(number, text, **more):
         (pa.field("y", pa.int64(), nullable=False), pa.field("o", pa.int64()), "'y' of the table 't' must not be null"),
     ],
 )  # fmt: skip
-def test_an_impossible_schema_change_names_the_column(there, wanted, complaint):
+def test_an_impossible_schema_change_names_the_column(there, expected, complaint):
     with pytest.raises(InstanceError, match=complaint):
-        plan_change("t", pa.schema([there]), pa.schema([wanted]), {"o"}, has_rows=True)
+        plan_change("t", pa.schema([there]), pa.schema([expected]), {"o"}, has_rows=True)
 
 
 def test_a_plan_lists_its_changes():
     there = pa.schema([("id", pa.int32()), ("left", TEXT), ("f", pa.float32()), ("d", pa.decimal128(5, 2))])
-    wanted = pa.schema([("note", TEXT), ("d", pa.decimal128(7, 3)), ("id", LONG), ("f", pa.float64())])
-    plan = plan_change("t", there, wanted, {"note"}, has_rows=True)
+    expected = pa.schema([("note", TEXT), ("d", pa.decimal128(7, 3)), ("id", LONG), ("f", pa.float64())])
+    plan = plan_change("t", there, expected, {"note"}, has_rows=True)
     assert plan.sentences() == [
         "gets the column note (string)",
         "gets its column d as decimal(7,3), which is decimal(5,2)",

@@ -95,11 +95,11 @@ def test_environment_variables_are_values_that_no_text_shows(write, monkeypatch,
     output.say_json({"reason": ["No route to s3cret", 5432]})
     output.say("s3cret", error=True)
     assert capsys.readouterr() == ('{"reason": ["No route to ${SHOP_PASSWORD}", 5432]}\n', "${SHOP_PASSWORD}\n")
-    with pytest.raises(InstanceError) as refused:
+    with pytest.raises(InstanceError) as error:
         read_pipeline(
             write(text.replace('"//shop/Order"\nformat = "json"', '"//shop/Order"\nformat = "${SHOP_PASSWORD}"'))
         )
-    assert "not '${SHOP_PASSWORD}'" in str(refused.value)
+    assert "not '${SHOP_PASSWORD}'" in str(error.value)
     with pytest.raises(InstanceError, match=r"'\$\{' begins no \$\{NAME\}"):
         read_pipeline(write(COMPLETE_FILE.replace('"orders"', '"${env:X}"')))
 
@@ -203,10 +203,10 @@ def test_a_whole_file_is_read(write, tmp_path):
 def test_an_error_in_a_file_names_its_line(write, old, new, line, complaint):
     assert old in COMPLETE_FILE
     path = write(COMPLETE_FILE.replace(old, new, 1))
-    with pytest.raises(InstanceError) as refused:
+    with pytest.raises(InstanceError) as error:
         read_pipeline(path)
-    assert complaint in str(refused.value)
-    assert str(refused.value).startswith(f"{path}:{line}: ") or "[queue]" in new
+    assert complaint in str(error.value)
+    assert str(error.value).startswith(f"{path}:{line}: ") or "[queue]" in new
 
 
 @pytest.mark.parametrize(
@@ -257,9 +257,9 @@ def test_a_file_url_is_a_local_folder(write, tmp_path):
 def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):
     (tmp_path / "order.json").write_text('{"properties": {"id": {"type": "whole"}}}')
     path = write(COMPLETE_FILE.replace('format = "json"', 'format = "json"\nschema = "order.json"', 1))
-    with pytest.raises(InstanceError) as refused:
+    with pytest.raises(InstanceError) as error:
         read_pipeline(path)
-    assert str(refused.value).startswith(f"{path}:22: message 1: it is no JSON Schema at 'properties.id.type': ")
+    assert str(error.value).startswith(f"{path}:22: message 1: it is no JSON Schema at 'properties.id.type': ")
     (tmp_path / "order.json").write_text('{"properties": {"id": {"type": "integer"}}}')
     assert b"integer" in read_pipeline(path).rule("//shop/Order").schema
 
@@ -425,10 +425,10 @@ def test_the_messages_that_delete_are_read(write):
 )
 def test_a_wrong_delete_is_said_with_its_line(write, old, new, line, complaint):
     path = write(KEYED.replace(old, new, 1))
-    with pytest.raises(InstanceError) as refused:
+    with pytest.raises(InstanceError) as error:
         read_pipeline(path)
-    assert complaint in str(refused.value)
-    assert str(refused.value).startswith(f"{path}:{line}: ")
+    assert complaint in str(error.value)
+    assert str(error.value).startswith(f"{path}:{line}: ")
 
 
 def test_the_key_of_a_delete_is_that_of_the_table(write):

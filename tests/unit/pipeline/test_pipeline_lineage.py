@@ -149,10 +149,10 @@ def test_a_slow_listener_stops_no_query(tmp_path, monkeypatch, caplog, listener)
     with listening(head, b"x", pause=0.05) as url:
         tell_http(tmp_path, monkeypatch, url)
         run = query(lineage_listener(pipeline(tmp_path)))
-        begun = time.monotonic()
+        started_at = time.monotonic()
         for event in ("queue started", "queue ended"):
             run.on_event(run, event)
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - started_at < 10
     ours = [record for record in caplog.records if record.name == "servicebroker.pipeline"]
     assert [record.getMessage() for record in ours] == [
         "OpenLineage cannot be reached: it has not answered within 1 s. The pipeline goes on."

@@ -50,9 +50,9 @@ def with_header(number, content, way=b""):
 
 
 def reason(reader, body):
-    with pytest.raises(Undecodable) as refused:
+    with pytest.raises(Undecodable) as error:
         reader.decode(body)
-    return refused.value.reason
+    return error.value.reason
 
 
 def avro_schema(*fields, name="Order"):
@@ -308,10 +308,10 @@ def test_a_registry_that_does_not_answer_as_one_quarantines_nothing(registry, tm
     registry.answers["/schemas/ids/1"] = registry.answers["/schemas/ids/1?format=serialized"] = answer
     format_ = "protobuf" if "format=serialized" in said else "avro"
     pipe = pipeline(tmp_path, rule(registry, format_, COLUMNS[:1], when_bad="end conversation"))
-    with pytest.raises(InstanceError) as refused:
+    with pytest.raises(InstanceError) as error:
         Sorter(pipe, QUEUE).sort(batch(message(1, with_header(1, b"\0x"))), NOON)
-    assert said in str(refused.value)
-    assert registry.url in str(refused.value)
+    assert said in str(error.value)
+    assert registry.url in str(error.value)
 
 
 def test_an_unreachable_registry_is_retried(registry, tmp_path):
@@ -408,9 +408,9 @@ def test_a_schema_that_needs_too_many_others_is_quarantined(registry):
     registry.add_schema(2, "JSON", "true", [reference("row0")])
     reader = rule(registry, "json").decoder()
     for number, said in ((1, "more than 100 others"), (2, "more than 20 schemas refer to each other in a row")):
-        with pytest.raises(Undecodable, match=said) as refused:
+        with pytest.raises(Undecodable, match=said) as error:
             reader.decode(with_header(number, b"{}"))
-        assert refused.value.reason == "wrong schema"
+        assert error.value.reason == "wrong schema"
     assert len(registry.requests) <= 2 + 100 + 20
 
 
@@ -438,10 +438,10 @@ def test_a_schema_that_needs_too_many_others_is_quarantined(registry):
 )
 def test_an_answer_that_makes_no_sense_is_one_clear_error(registry, answer):
     registry.answers["/schemas/ids/1"] = answer
-    with pytest.raises(InstanceError) as refused:
+    with pytest.raises(InstanceError) as error:
         fetch_schema(registry.url, 1)
-    assert registry.url in str(refused.value)
-    assert len(str(refused.value)) < 400
+    assert registry.url in str(error.value)
+    assert len(str(error.value)) < 400
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"], ids=["head", "body"])
@@ -459,10 +459,10 @@ def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head
         thread = threading.Thread(target=lambda: drip(server.accept()[0]))
         thread.start()
         try:
-            started = time.monotonic()
+            started_at = time.monotonic()
             with pytest.raises(InstanceError, match=r"has not answered within 0.5 s"):
                 fetch_schema(f"http://127.0.0.1:{server.getsockname()[1]}", 1)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started_at < 5
         finally:
             ended.set()
             thread.join()

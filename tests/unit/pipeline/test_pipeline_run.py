@@ -115,9 +115,9 @@ def test_a_query_with_an_end_waits_for_a_transaction_that_holds_messages_back_an
     assert (queries.run.state, run.is_over) == (QueueState.HELD_BACK, True)
     with pytest.raises(
         MessagesHeldBack, match=r"10 committed messages are held back by process 4711 of the server"
-    ) as told:
+    ) as error:
         run.check()
-    assert told.value.exit_code == 4
+    assert error.value.exit_code == 4
     assert [record.fields["event"] for record in caplog.records] == ["queue waits", "queue ended"]
     assert queries.run.counts()["held_back"] == 10
 
@@ -254,8 +254,8 @@ def test_batches_are_told_and_counted_over_restarts(caplog):
     metrics = Metrics("orders")
     metrics.queues = [queries.run]
     labels = {"pipeline": "orders", "queue": "Shop.StockQueue"}
-    wanted = {"messages_total": 10, "bytes_total": 56, "batches_total": 4, "restarts_total": 1, "up": 1}
-    for name, value in {**wanted, "batch_seconds": 1.5}.items():
+    expected = {"messages_total": 10, "bytes_total": 56, "batches_total": 4, "restarts_total": 1, "up": 1}
+    for name, value in {**expected, "batch_seconds": 1.5}.items():
         assert metrics.registry.get_sample_value(f"servicebroker_pipeline_{name}", labels) == value, name
 
 

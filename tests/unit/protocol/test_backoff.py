@@ -14,8 +14,8 @@ def test_each_pause_is_twice_as_long_up_to_the_longest() -> None:
         pauses.append(backoff.at - now)
         now = backoff.at
         assert backoff.is_due(now)
-    wanted = [min(FIRST_RETRY_S * 2**n, LAST_RETRY_S) for n in range(8)]
-    assert [round(pause, 6) for pause in pauses] == wanted
+    expected = [min(FIRST_RETRY_S * 2**n, LAST_RETRY_S) for n in range(8)]
+    assert [round(pause, 6) for pause in pauses] == expected
     assert pauses[-1] == LAST_RETRY_S
 
 

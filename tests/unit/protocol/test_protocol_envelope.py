@@ -238,9 +238,9 @@ def test_fields_out_of_bounds(changes: dict[str, Any]) -> None:
     ],
 )
 def test_missing_or_long_addresses_are_refused(changes: dict[str, Any], number: int) -> None:
-    with pytest.raises(Undeliverable, match=f"Msg {number}") as refused:
+    with pytest.raises(Undeliverable, match=f"Msg {number}") as error:
         check_addresses(parse(encode(header(**changes), (DATA,), CHECKSUM)).header)
-    assert len(refused.value.text) < 600
+    assert len(error.value.text) < 600
 
 
 def test_the_longest_names_are_allowed() -> None:

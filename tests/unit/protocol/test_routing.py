@@ -199,17 +199,17 @@ def test_a_transport_route_takes_the_address_from_the_service_name() -> None:
 @pytest.mark.feature(116)
 def test_identical_routes_count_as_one() -> None:
     routes = [route(HOST1, SERVICE, name=f"r{n}") for n in range(9)] + [route(HOST2, SERVICE)]
-    chance = random.Random(1)
-    destinations = Counter(decide(routes, pick=chance.randrange).destination for _ in range(1000))
+    rng = random.Random(1)
+    destinations = Counter(decide(routes, pick=rng.randrange).destination for _ in range(1000))
     assert 400 < destinations[Elsewhere(HOST1)] < 600
 
 
 @pytest.mark.feature(116)
 def test_new_conversations_spread_over_the_identifiers_evenly() -> None:
     routes = [route(Address(f"host{n}", 4022), SERVICE, f"{n:08}") for n in range(8)]
-    chance = random.Random(2)
+    rng = random.Random(2)
     count = 10_000
-    destinations = Counter(decide(routes, pick=chance.randrange).destination for _ in range(count))
+    destinations = Counter(decide(routes, pick=rng.randrange).destination for _ in range(count))
     expected = count / 8
     assert (
         sum((seen - expected) ** 2 / expected for seen in destinations.values()) < 24.3
@@ -436,8 +436,8 @@ def test_a_decision_is_a_function_of_its_arguments_and_takes_no_expired_route(
     conversation = Conversation(SERVICE, instance, database, from_target)
 
     def decide(own: list[Route]) -> Decision:
-        chance = random.Random(seed)
-        return classify(conversation, RoutingTable(own), RoutingTable(outside), site, NOW, chance.randrange)
+        rng = random.Random(seed)
+        return classify(conversation, RoutingTable(own), RoutingTable(outside), site, NOW, rng.randrange)
 
     decision = decide(own)
     assert decision == decide(own)
@@ -468,10 +468,10 @@ def test_choosing_among_ten_thousand_routes_takes_microseconds() -> None:
     assert best / len(conversations) < 40e-6  # 20 is the goal; twice that for a busy machine
 
 
-def _seconds(conversations: list[Conversation], table: RoutingTable, site: Site, chance: random.Random) -> float:
+def _seconds(conversations: list[Conversation], table: RoutingTable, site: Site, rng: random.Random) -> float:
     start = process_time()
     for conversation in conversations:
-        classify(conversation, table, table, site, NOW, chance.randrange)
+        classify(conversation, table, table, site, NOW, rng.randrange)
     return process_time() - start
 
 

@@ -104,9 +104,9 @@ def test_the_tests_that_prove_it_are_there(number: int) -> None:
         files = re.findall(r"(?:tests/\w+/)?test_\w+\.py", command)
         paths = [next(ROOT.glob(name if "/" in name else f"tests/**/{name}"), None) for name in files]
         assert None not in paths, command
-        if chosen := re.search(r"-k (?:\"([^\"]+)\"|(\w+))", command):
+        if match := re.search(r"-k (?:\"([^\"]+)\"|(\w+))", command):
             names = [name for path in paths if path for name in re.findall(r"\bdef (test_\w+)", path.read_text())]
-            for word in re.split(r" (?:or|and) ", chosen[1] or chosen[2]):
+            for word in re.split(r" (?:or|and) ", match[1] or match[2]):
                 assert any(word in name for name in names), f"no test of {files} has {word} in its name"
 
 

@@ -26,8 +26,8 @@ def test_variables_are_filled_in_and_lines_keep_their_numbers(monkeypatch: pytes
 
 def test_variables_in_comments_are_left_alone() -> None:
     text = "PRINT '-- $(x)' -- $(nobody)\n/* $(a) -- */ PRINT $(x) /* 'b /* $(c)\n$(d) */ */ PRINT $(x)"
-    wanted = "PRINT '-- 1' -- $(nobody)\n/* $(a) -- */ PRINT 1 /* 'b /* $(c)\n$(d) */ */ PRINT 1"
-    assert Sqlcmd({"x": "1"}).expand(text, HERE).text == wanted
+    expected = "PRINT '-- 1' -- $(nobody)\n/* $(a) -- */ PRINT 1 /* 'b /* $(c)\n$(d) */ */ PRINT 1"
+    assert Sqlcmd({"x": "1"}).expand(text, HERE).text == expected
 
 
 def test_r_inserts_the_file_at_its_line(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_comments_and_labels_are_no_directives() -> None:
     ],
 )
 def test_invalid_directives_are_refused_with_their_line(text: str, line: int, word: str) -> None:
-    with pytest.raises(TsqlError) as caught:
+    with pytest.raises(TsqlError) as error:
         Sqlcmd().expand(text, HERE)
-    assert caught.value.line == line
-    assert word in caught.value.text
+    assert error.value.line == line
+    assert word in error.value.text
 
 
 def test_files_that_include_each_other_raise_217(tmp_path: Path) -> None:
@@ -92,5 +92,5 @@ SIGNS = st.sampled_from([":setvar ", "a", "$(", ")", "\n", ":r ", '"', "'", "/*"
 def test_any_text_is_expanded_or_refused(text: str) -> None:
     try:
         Sqlcmd({"a": "1"}).expand(text, HERE)
-    except TsqlError as refused:
-        assert refused.line >= 1  # noqa: PT017 # either way is right
+    except TsqlError as error:
+        assert error.line >= 1  # noqa: PT017 # either way is right

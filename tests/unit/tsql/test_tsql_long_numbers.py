@@ -56,9 +56,9 @@ def test_a_whole_number_has_38_digits() -> None:
     assert parse_whole_number(most) == int(most)
     assert parse_whole_number(f"-000{most}") == -int(most)
     for text in (f"9{most}", f"-9{most}", LONG, "1" + "0" * 4400):
-        with pytest.raises(TsqlError, match="maximum precision 38") as refused:
+        with pytest.raises(TsqlError, match="maximum precision 38") as error:
             parse_whole_number(text, 7)
-        assert (refused.value.number, refused.value.severity, refused.value.line) == (1007, 15, 7)
+        assert (error.value.number, error.value.severity, error.value.line) == (1007, 15, 7)
     assert parse_whole_number("0" * 5000 + "7") == 7
 
 
@@ -69,10 +69,10 @@ def test_other_texts_are_not_whole_numbers(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "refusal"), [(LONG, 1007), ("1e400", 168), (f"1e{LONG}", 168)])
 def test_a_literal_that_is_too_large(text: str, refusal: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         parse_number(text)
-    assert refused.value.number == refusal
-    assert len(refused.value.text) < 200
+    assert error.value.number == refusal
+    assert len(error.value.text) < 200
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,6 @@ def test_a_literal_that_is_too_large(text: str, refusal: int) -> None:
     ],
 )
 def test_a_value_that_does_not_fit(value: object, target: str, refusal: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         convert(value, NVARCHAR if isinstance(value, str) else None, parse_type(target))
-    assert refused.value.number == refusal
+    assert error.value.number == refusal

@@ -21,10 +21,10 @@ def only(text: str) -> syntax.Statement:
 
 
 def refusal_of(text: str) -> TsqlError:
-    with pytest.raises(TsqlError) as caught:
+    with pytest.raises(TsqlError) as error:
         for batch in batches(text):
             parse(batch.tokens)
-    return caught.value
+    return error.value
 
 
 def test_begin_dialog_with_every_clause():
@@ -123,9 +123,9 @@ def test_invalid_statements_are_refused_with_their_number(text, number):
     ],
 )
 def test_a_semicolon_is_missed_in_new_text_only(text, number):
-    with pytest.raises(TsqlError) as caught:
+    with pytest.raises(TsqlError) as error:
         parse(tokenize(text), ())
-    assert caught.value.number == number
+    assert error.value.number == number
     assert parse_text(f"CREATE PROCEDURE p AS {text}")  # like a module stored by an earlier version
 
 

@@ -83,4 +83,4 @@ def test_warnings_of_sqlglot_are_not_logged(caplog: pytest.LogCaptureFixture) ->
     assert found.note.startswith("102")
     assert not caplog.records
     logging.getLogger("sqlglot").warning("of somebody else")
-    assert [each.message for each in caplog.records] == ["of somebody else"]
+    assert [record.message for record in caplog.records] == ["of somebody else"]

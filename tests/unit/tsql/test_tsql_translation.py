@@ -146,9 +146,9 @@ def test_the_tables_of_a_statement_are_told() -> None:
     ],
 )
 def test_untranslatable_queries_are_refused(text: str, number: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         translation_of(text)
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 @pytest.mark.parametrize(

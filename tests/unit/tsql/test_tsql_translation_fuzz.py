@@ -62,8 +62,8 @@ def test_any_path(text: str, method: str) -> None:
     text = text.replace("·", " ")
     try:
         read_path(text, {"p": "urn:p"}, lambda name: True)
-    except TsqlError as refused:
-        check(refused)
+    except TsqlError as error:
+        check(error)
     quoted = text.replace("'", "''")
     call = f"Doc.{method}('{quoted}')"
     rest = f"t.c.query('.') FROM Items CROSS APPLY {call} t(c)" if method == "nodes" else f"{call} FROM Items"
@@ -82,8 +82,8 @@ def test_any_change_of_xml(text: str) -> None:
 def test_any_type(text: str) -> None:
     try:
         parse_type(text)
-    except TsqlError as refused:
-        check(refused)
+    except TsqlError as error:
+        check(error)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def check(refused: TsqlError) -> None:
 def translate_or_refuse(text: str, as_expression: bool) -> None:
     try:
         done = (translate_expression if as_expression else translate)(text, SCOPE)
-    except TsqlError as refused:
-        check(refused)
+    except TsqlError as error:
+        check(error)
     else:
         assert done.sql
         assert all(f"${number}" in done.sql for number in range(1, len(done.parameters) + 1)) or done.before

@@ -179,9 +179,9 @@ def test_an_error_in_one_of_them_lets_the_others_run(shop: sb.Database) -> None:
     ],
 )
 def test_invalid_calls_of_catalog_procedures_are_refused(shop: sb.Database, script: str, number: int) -> None:
-    with pytest.raises(sb.BrokerError) as refused:
+    with pytest.raises(sb.BrokerError) as error:
         shop.execute_tsql(script)
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 def test_check_refuses_the_same_procedures_by_name(shop: sb.Database) -> None:

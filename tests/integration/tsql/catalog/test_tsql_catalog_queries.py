@@ -136,9 +136,9 @@ def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
     ],
 )
 def test_unsupported_views_of_sql_server_are_named(db: sb.Database, query: str, shown: str) -> None:
-    with pytest.raises(TsqlError, match="208") as caught:
+    with pytest.raises(TsqlError, match="208") as error:
         rows(db, query)
-    assert shown in caught.value.text
+    assert shown in error.value.text
     (found,) = check(query)
     assert found.verdict is Verdict.REFUSED
     assert shown in found.note

@@ -111,18 +111,20 @@ def test_a_view_has_the_columns_and_types_of_the_reference(filled_database: sb.D
         column.name: column.type
         for column in columns_of(query(filled_database, COLUMNS_SQL.replace("$1", "%s"), [name]))[name]
     }
-    wanted = {one.column: parse_type(one.type.replace("sysname", "nvarchar(128)")) for one in TOLD if one.view == view}
-    assert {name: str(columns.get(name)) for name in wanted} == {name: str(of) for name, of in wanted.items()}
+    expected = {
+        one.column: parse_type(one.type.replace("sysname", "nvarchar(128)")) for one in TOLD if one.view == view
+    }
+    assert {name: str(columns.get(name)) for name in expected} == {name: str(of) for name, of in expected.items()}
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_value_is_one_of_its_type(filled_database: sb.Database, view: str) -> None:
-    wanted = [one for one in TOLD if one.view == view]
-    found = filled_database.execute_tsql(f"SELECT {', '.join(one.column for one in wanted)} FROM {view}").rows
+    expected = [one for one in TOLD if one.view == view]
+    found = filled_database.execute_tsql(f"SELECT {', '.join(one.column for one in expected)} FROM {view}").rows
     if view not in ("sys.message_type_xml_schema_collection_usages",) and "endpoints" not in view and "dm_" not in view:
         assert found
     for row in found:
-        for one, value in zip(wanted, row, strict=True):
+        for one, value in zip(expected, row, strict=True):
             of = parse_type(one.type)
             assert value is not None or one.is_nullable, one
             fitted = convert(value, of, of)

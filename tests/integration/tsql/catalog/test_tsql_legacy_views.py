@@ -42,7 +42,7 @@ def test_each_is_there_under_all_its_names(db: sb.Database, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "wanted"),
+    ("query", "expected"),
     [
         (
             "SELECT name, length, prec, scale, isnullable, status & 128 FROM syscolumns "
@@ -90,6 +90,8 @@ def test_each_is_there_under_all_its_names(db: sb.Database, name: str) -> None:
         ),
     ],
 )
-def test_legacy_views_answer_old_scripts(db: sb.Database, query: str, wanted: list[tuple[object, ...]] | None) -> None:
+def test_legacy_views_answer_old_scripts(
+    db: sb.Database, query: str, expected: list[tuple[object, ...]] | None
+) -> None:
     found = rows(db, query)
-    assert found == wanted if wanted is not None else len(found) == 1
+    assert found == expected if expected is not None else len(found) == 1

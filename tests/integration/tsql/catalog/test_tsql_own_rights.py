@@ -121,9 +121,9 @@ def test_unsupported_permission_queries_are_refused(shop: sb.Database, query: st
     ],
 )
 def test_permission_functions_are_refused_in_stored_objects(shop: sb.Database, script: str) -> None:
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         shop.execute_tsql(script)
-    assert caught.value.number == 40515
+    assert error.value.number == 40515
     name = "FN_MY_PERMISSIONS" if "fn_my" in script else "HAS_PERMS_BY_NAME"
-    assert caught.value.text.startswith(f"{name} in a view, a function, a DEFAULT")
+    assert error.value.text.startswith(f"{name} in a view, a function, a DEFAULT")
     assert Verdict.REFUSED in [one.verdict for one in check(script)]

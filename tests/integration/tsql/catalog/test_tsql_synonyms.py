@@ -145,9 +145,9 @@ def test_the_catalog_shows_synonyms(depot: sb.Database) -> None:
 )  # fmt: skip
 def test_invalid_uses_of_synonyms_are_refused(depot: sb.Database, script: str, number: int) -> None:
     before = rows(depot, "SELECT COUNT(*) FROM sys.objects")
-    with pytest.raises(sb.BrokerError) as refused:
+    with pytest.raises(sb.BrokerError) as error:
         depot.execute_tsql(script)
-    assert refused.value.number == number
+    assert error.value.number == number
     assert rows(depot, "SELECT COUNT(*) FROM sys.objects") == before
 
 
@@ -156,9 +156,9 @@ def test_the_name_means_another_thing_once_it_is_dropped(filled_depot: sb.Databa
     filled_depot.execute_tsql("BEGIN TRAN; DROP SYNONYM dbo.Moving; CREATE SYNONYM Moving FOR dbo.Heavy; ROLLBACK")
     assert len(rows(filled_depot, "SELECT Place FROM Moving")) == 2
     filled_depot.execute_tsql("DROP SYNONYM IF EXISTS dbo.Moving; DROP SYNONYM IF EXISTS dbo.Moving")
-    with pytest.raises(sb.BrokerError) as refused:
+    with pytest.raises(sb.BrokerError) as error:
         filled_depot.execute_tsql("SELECT * FROM Moving")
-    assert refused.value.number == 208
+    assert error.value.number == 208
     filled_depot.execute_tsql("CREATE TABLE Moving (n INT); INSERT Moving VALUES (7)")
     assert rows(filled_depot, "SELECT n FROM Moving") == [(7,)]
     filled_depot.execute_tsql("DROP TABLE Moving")

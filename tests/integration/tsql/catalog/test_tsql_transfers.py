@@ -71,9 +71,9 @@ def test_alter_schema_transfer_moves_the_object(depot: sb.Database, script: str,
     ],
 )
 def test_invalid_transfers_are_refused(depot: sb.Database, script: str, number: int) -> None:
-    with pytest.raises(sb.BrokerError) as refused:
+    with pytest.raises(sb.BrokerError) as error:
         depot.execute_tsql(script)
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 def test_check_judges_as_the_run_does() -> None:

@@ -420,9 +420,9 @@ def test_a_user_without_rights_changes_nothing(
         script = script.replace("{" + name + "}", value)
     user_session.execute(f"USE {office.name}")
     wrote = writers(office)
-    with pytest.raises(sb.BrokerError) as caught:
+    with pytest.raises(sb.BrokerError) as error:
         user_session.execute(script)
-    assert caught.value.number == number, str(caught.value)
+    assert error.value.number == number, str(error.value)
     assert user_session.execute("SELECT USER_NAME(), @@TRANCOUNT").rows in ([("Nobody", 0)], [("guest", 0)])
     assert list(Path(values["folder"]).iterdir()) == []
     assert writers(office) == wrote or instance_content(office) == content_before

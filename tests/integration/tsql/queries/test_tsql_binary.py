@@ -41,10 +41,10 @@ TO_BYTES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "to", "wanted"), TO_BYTES, ids=[f"{value} {to}" for value, to, _ in TO_BYTES])
-def test_to_bytes(db: sb.Database, value: str, to: str, wanted: str) -> None:
+@pytest.mark.parametrize(("value", "to", "expected"), TO_BYTES, ids=[f"{value} {to}" for value, to, _ in TO_BYTES])
+def test_to_bytes(db: sb.Database, value: str, to: str, expected: str) -> None:
     script = f"DECLARE @b {to} = CAST({value} AS {to}) SELECT CAST({value} AS {to}), @b, CONVERT({to}, {value})"
-    assert [bytes(each).hex() for each in db.execute_tsql(script).rows[0]] == [wanted] * 3
+    assert [bytes(each).hex() for each in db.execute_tsql(script).rows[0]] == [expected] * 3
 
 
 FROM_BYTES: list[tuple[str, str, Any]] = [
@@ -69,21 +69,21 @@ FROM_BYTES: list[tuple[str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "to", "wanted"), FROM_BYTES, ids=[f"{value} {to}" for value, to, _ in FROM_BYTES])
-def test_from_bytes(db: sb.Database, value: str, to: str, wanted: object) -> None:
+@pytest.mark.parametrize(("value", "to", "expected"), FROM_BYTES, ids=[f"{value} {to}" for value, to, _ in FROM_BYTES])
+def test_from_bytes(db: sb.Database, value: str, to: str, expected: object) -> None:
     script = f"DECLARE @v {to} = CAST({value} AS {to}) SELECT CAST({value} AS {to}), @v, CONVERT({to}, {value})"
-    assert db.execute_tsql(script).rows[0] == (wanted, wanted, wanted)
+    assert db.execute_tsql(script).rows[0] == (expected, expected, expected)
 
 
 @pytest.mark.parametrize("to", ["float", "real"])
 def test_no_float_comes_from_bytes(db: sb.Database, to: str) -> None:
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql(f"SELECT CAST(0x3FF8000000000000 AS {to})")
-    assert caught.value.number == 529
+    assert error.value.number == 529
 
 
 @pytest.mark.parametrize(
-    ("of", "wanted"),
+    ("of", "expected"),
     [
         ("datetime", "Jan  2 2020  3:04AM"),
         ("datetime2", "2020-01-02 03:04:05.6780000"),
@@ -94,12 +94,12 @@ def test_no_float_comes_from_bytes(db: sb.Database, to: str) -> None:
         ("datetimeoffset(0)", "2020-01-02 03:04:06 +00:00"),
     ],
 )
-def test_dates_as_text(db: sb.Database, of: str, wanted: str) -> None:
+def test_dates_as_text(db: sb.Database, of: str, expected: str) -> None:
     script = (
         f"DECLARE @m {of} = '20200102 03:04:05.678' PRINT @m SELECT CAST(@m AS nvarchar(40)), CONVERT(varchar(40), @m)"
     )
     results = db.execute_tsql(script)
-    assert (results.messages[0].text, *results.rows[0]) == (wanted, wanted, wanted)
+    assert (results.messages[0].text, *results.rows[0]) == (expected, expected, expected)
 
 
 def test_dates_of_the_catalog_and_of_queues_have_three_digits_and_no_zone(db: sb.Database) -> None:

@@ -201,9 +201,9 @@ def test_the_values_are_those_of_sql_server(shop: sb.Database) -> None:
     ],
 )
 def test_invalid_arguments_have_sql_servers_error_number(shop: sb.Database, text: str, number: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         shop.execute_tsql(f"SELECT {text}")
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 def test_tables_of_values(shop: sb.Database) -> None:

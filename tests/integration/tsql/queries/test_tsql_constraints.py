@@ -47,10 +47,10 @@ def db(instance: sb.Instance) -> sb.Database:
 def test_violations_of_constraints_are_refused(
     db: sb.Database, script: str, number: int, a: str, b: str, c: str, around: str
 ) -> None:
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql(around.format(script))
-    assert caught.value.number == number
-    assert [part for part in (a, b, c) if part not in caught.value.text] == []
+    assert error.value.number == number
+    assert [part for part in (a, b, c) if part not in error.value.text] == []
 
 
 def test_a_constraint_may_leave_out_the_rows_that_are_there(db: sb.Database) -> None:
@@ -65,9 +65,9 @@ def test_a_constraint_may_leave_out_the_rows_that_are_there(db: sb.Database) -> 
         "ALTER TABLE Loose WITH CHECK ADD CONSTRAINT CK_More CHECK (Id < 2)",
         "ALTER TABLE Loose ADD CHECK (Id < 2)",
     ):
-        with pytest.raises(sb.TsqlError) as caught:
+        with pytest.raises(sb.TsqlError) as error:
             db.execute_tsql(script)
-        assert caught.value.number == 547
+        assert error.value.number == 547
     db.execute_tsql("ALTER TABLE Loose CHECK CONSTRAINT CK_Small; DELETE Loose WHERE Id = 2; UPDATE Loose SET Of_ = 1")
     db.execute_tsql(
         "ALTER TABLE Loose WITH CHECK CHECK CONSTRAINT CK_Small; ALTER TABLE Loose WITH CHECK CHECK CONSTRAINT ALL"

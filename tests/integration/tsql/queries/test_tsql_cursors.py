@@ -51,9 +51,9 @@ def test_a_row_that_others_have_changed_is_not_changed_through_a_cursor(db: sb.D
         db.execute_tsql("INSERT Shared VALUES (8, 80)")  # at the place of the old row
         before = rows(db, "SELECT id, v FROM Shared ORDER BY id")
         for statement in ("UPDATE Shared SET v = -1 WHERE CURRENT OF c", "DELETE Shared WHERE CURRENT OF c"):
-            with pytest.raises(TsqlError) as caught:
+            with pytest.raises(TsqlError) as error:
                 session.execute(statement)
-            assert caught.value.number == 16934
+            assert error.value.number == 16934
     assert rows(db, "SELECT id, v FROM Shared ORDER BY id") == before
 
 

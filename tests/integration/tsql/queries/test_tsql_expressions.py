@@ -72,34 +72,34 @@ TYPE_OF = "' ', " + ", ' ', ".join(
 AT_ONCE = 400  # expressions in a script
 
 
-def number(made: random.Random, depth: int = 0, leaves: Sequence[str] = ()) -> str:
+def number(rng: random.Random, depth: int = 0, leaves: Sequence[str] = ()) -> str:
     """Of few different leaves, so that many are of one type throughout."""
-    leaves = leaves or made.sample(NUMBERS, made.randint(1, 3))
-    if depth > 2 or made.random() < 0.3:
-        return made.choice(leaves)
-    left, right = number(made, depth + 1, leaves), number(made, depth + 1, leaves)
-    shape = "{} {} {}" if made.random() < 0.5 else "({} {} {})"
-    return shape.format(left, made.choice("+-*/%+-*"), right)
+    leaves = leaves or rng.sample(NUMBERS, rng.randint(1, 3))
+    if depth > 2 or rng.random() < 0.3:
+        return rng.choice(leaves)
+    left, right = number(rng, depth + 1, leaves), number(rng, depth + 1, leaves)
+    shape = "{} {} {}" if rng.random() < 0.5 else "({} {} {})"
+    return shape.format(left, rng.choice("+-*/%+-*"), right)
 
 
-def string(made: random.Random) -> str:
-    return " + ".join(made.choice(STRINGS) for _ in range(made.randint(1, 3)))
+def string(rng: random.Random) -> str:
+    return " + ".join(rng.choice(STRINGS) for _ in range(rng.randint(1, 3)))
 
 
-def random_cast(made: random.Random) -> str:
-    value = made.choice([number(made, 2), made.choice(STRINGS), made.choice(OTHERS)])
-    of = made.choice(TYPES)
-    return f"CAST({value} AS {of})" if made.random() < 0.7 else f"CONVERT({of}, {value})"
+def random_cast(rng: random.Random) -> str:
+    value = rng.choice([number(rng, 2), rng.choice(STRINGS), rng.choice(OTHERS)])
+    of = rng.choice(TYPES)
+    return f"CAST({value} AS {of})" if rng.random() < 0.7 else f"CONVERT({of}, {value})"
 
 
-def condition(made: random.Random, depth: int = 0) -> str:
-    if depth < 2 and made.random() < 0.5:
-        left, right = condition(made, depth + 1), condition(made, depth + 1)
-        return f"{made.choice(['', 'NOT '])}({left} {made.choice(['AND', 'OR'])} {right})"
-    kind = made.choice([number, string])
-    if made.random() < 0.2:
-        return f"{kind(made)} IS {made.choice(['', 'NOT '])}NULL"
-    return f"{kind(made)} {made.choice(['=', '<>', '<', '>', '<=', '>='])} {kind(made)}"
+def condition(rng: random.Random, depth: int = 0) -> str:
+    if depth < 2 and rng.random() < 0.5:
+        left, right = condition(rng, depth + 1), condition(rng, depth + 1)
+        return f"{rng.choice(['', 'NOT '])}({left} {rng.choice(['AND', 'OR'])} {right})"
+    kind = rng.choice([number, string])
+    if rng.random() < 0.2:
+        return f"{kind(rng)} IS {rng.choice(['', 'NOT '])}NULL"
+    return f"{kind(rng)} {rng.choice(['=', '<>', '<', '>', '<=', '>='])} {kind(rng)}"
 
 
 def select_both(values: list[str], conditions: list[str]) -> str:
@@ -153,9 +153,9 @@ def test_random_expressions_agree_with_postgresql(
     ],
 )
 def test_values_beyond_their_type_overflow(db: sb.Database, script: str) -> None:
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql(script)
-    assert caught.value.number == 8115
+    assert error.value.number == 8115
 
 
 def test_the_wider_type_rules(db: sb.Database) -> None:
@@ -185,7 +185,7 @@ def test_the_wider_type_rules(db: sb.Database) -> None:
 )
 def test_numbers_are_printed_as_sql_server_prints_them(db: sb.Database, expression: str, text: str) -> None:
     script = f"PRINT {expression} PRINT CONCAT('', {expression}) DECLARE @s VARCHAR(40) = {expression} PRINT @s"
-    assert [said.text for said in db.execute_tsql(script).messages] == [text] * 3
+    assert [message.text for message in db.execute_tsql(script).messages] == [text] * 3
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_null_without_a_type_is_an_int(db: sb.Database) -> None:
 
 
 def test_types_that_do_not_go_together_are_wrong_wherever_they_stand(db: sb.Database) -> None:
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql("DECLARE @o BIT = 1 IF 1 = 1 OR @o * @o = 1 PRINT 'holds'")
-    assert caught.value.number == 402
+    assert error.value.number == 402
 
 
 PADDED = """
@@ -273,8 +273,8 @@ def test_numbers_end_where_sql_server_ends_them_in_python_and_in_postgresql(db: 
         script += f"BEGIN TRY SET @r{place} = (SELECT CAST(@v{place} AS {of})) PRINT @r{place} {caught}\n"
     told = [message.text for message in db.execute_tsql(script).messages]
     pairs = [(case, *told[2 * place : 2 * place + 2]) for place, case in enumerate(cases)]
-    assert [each for each in pairs if each[1] != each[2]] == []
-    assert [each for each in pairs if each[1].startswith("error") == each[0][3]] == []
+    assert [pair for pair in pairs if pair[1] != pair[2]] == []
+    assert [pair for pair in pairs if pair[1].startswith("error") == pair[0][3]] == []
 
 
 @pytest.mark.parametrize(
@@ -296,9 +296,9 @@ def test_numbers_end_where_sql_server_ends_them_in_python_and_in_postgresql(db: 
     ],
 )
 def test_money_overflows_and_conversions_are_refused(db: sb.Database, script: str, number: int) -> None:
-    with pytest.raises(sb.TsqlError) as caught:
+    with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql(script)
-    assert caught.value.number == number
+    assert error.value.number == number
 
 
 def test_money_is_read_as_it_is_written(db: sb.Database) -> None:

@@ -169,8 +169,8 @@ def test_functions_of_dates_with_every_date_part(shop: sb.Database) -> None:
     wrong = {}
     for m, n, *found in shop.execute_tsql(text).rows:
         for (call, function), value in zip(calls, found, strict=True):
-            if value != (wanted := function(m, n)):
-                wrong[call, m, n] = (value, wanted)
+            if value != (expected := function(m, n)):
+                wrong[call, m, n] = (value, expected)
     assert wrong == {}
 
 

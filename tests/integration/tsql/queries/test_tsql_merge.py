@@ -64,11 +64,11 @@ def test_output_of_merge_returns_actions_and_values(store: sb.Database) -> None:
 
 def test_output_into_a_table_and_a_table_variable(store: sb.Database) -> None:
     listed = "OUTPUT $action, COALESCE(inserted.Item, deleted.Item), deleted.Amount, inserted.Amount INTO"
-    wanted = [("DELETE", "old", 3, None), ("INSERT", "cap", None, 5), ("UPDATE", "pen", 1, 11)]
-    assert rows(store, f"{MERGE} {listed} dbo.Log (What, Item, Before, After); SELECT * FROM Log") == wanted
+    expected = [("DELETE", "old", 3, None), ("INSERT", "cap", None, 5), ("UPDATE", "pen", 1, 11)]
+    assert rows(store, f"{MERGE} {listed} dbo.Log (What, Item, Before, After); SELECT * FROM Log") == expected
     store.execute_tsql(ROWS)
     table = "DECLARE @log TABLE (What NVARCHAR(10), Item NVARCHAR(20), Before INT, After INT);"
-    assert rows(store, f"{table} {MERGE} {listed} @log; SELECT * FROM @log WHERE @@ROWCOUNT = 3") == wanted
+    assert rows(store, f"{table} {MERGE} {listed} @log; SELECT * FROM @log WHERE @@ROWCOUNT = 3") == expected
 
 
 def test_expressions_of_the_action_and_stars(store: sb.Database) -> None:
@@ -112,9 +112,9 @@ def test_triggers_run_as_well(store: sb.Database) -> None:
     ],
 )
 def test_invalid_merge_statements_are_refused(store: sb.Database, script: str, number: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         store.execute_tsql(script)
-    assert refused.value.number == number
+    assert error.value.number == number
     assert rows(store, "SELECT Item FROM Shelf") == [("ink",), ("old",), ("pen",)]
 
 

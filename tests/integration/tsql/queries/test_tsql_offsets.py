@@ -136,10 +136,8 @@ def test_tokens_of_login_and_user(db: sb.Database) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 300, 3000])
 def test_gzip_of_ours_and_of_others(db: sb.Database, size: int) -> None:
-    drawn = random.Random(size)
-    text = b"".join(
-        drawn.choice([b"order ", b"\xff", b"stock stock ", bytes([drawn.randrange(256)])]) for _ in range(size)
-    )
+    rng = random.Random(size)
+    text = b"".join(rng.choice([b"order ", b"\xff", b"stock stock ", bytes([rng.randrange(256)])]) for _ in range(size))
     packed, back = rows(db, f"SELECT COMPRESS(0x{text.hex()}), DECOMPRESS(COMPRESS(0x{text.hex()}))")[0]
     assert (gzip.decompress(packed), back) == (text, text)
     assert size < 300 or len(packed) < len(text)

@@ -99,15 +99,15 @@ def test_the_result_has_column_names_and_can_be_stored(shop: sb.Database) -> Non
     ],
 )
 def test_invalid_pivots_are_refused(shop: sb.Database, clause: str, number: int) -> None:
-    with pytest.raises(sb.BrokerError) as refused:
+    with pytest.raises(sb.BrokerError) as error:
         shop.execute_tsql(f"SELECT * FROM dbo.Sales AS s {clause}")
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 def test_the_error_names_a_missing_table(shop: sb.Database) -> None:
-    with pytest.raises(sb.BrokerError, match="Invalid object name 'Missing'") as refused:
+    with pytest.raises(sb.BrokerError, match="Invalid object name 'Missing'") as error:
         shop.execute_tsql("SELECT * FROM Missing PIVOT (SUM(Amount) FOR Year IN ([2015])) AS p")
-    assert refused.value.number == 208
+    assert error.value.number == 208
 
 
 def test_check_predicts_the_result_of_a_run() -> None:
@@ -161,6 +161,6 @@ def test_apply_of_values_named_windows_and_percent(
     ],
 )
 def test_invalid_apply_and_top_are_refused(shop: sb.Database, query: str, number: int) -> None:
-    with pytest.raises(sb.BrokerError) as refused:
+    with pytest.raises(sb.BrokerError) as error:
         shop.execute_tsql(query)
-    assert refused.value.number == number
+    assert error.value.number == number

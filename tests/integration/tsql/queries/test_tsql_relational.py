@@ -258,9 +258,9 @@ def test_an_expression_has_this_value(session: Session, text: str, expected: obj
     ],
 )
 def test_a_value_that_does_not_convert_is_an_error_of_this_number(session: Session, text: str, state: str) -> None:
-    with pytest.raises(psycopg.Error) as refused:
+    with pytest.raises(psycopg.Error) as error:
         session.evaluate(text)
-    assert refused.value.sqlstate == state
+    assert error.value.sqlstate == state
 
 
 _ATTRIBUTES = " ".join(f"b{number}='1'" for number in range(20_000))
@@ -280,11 +280,11 @@ def test_xml_is_read_in_linear_time(session: Session, name: str) -> None:
     text, state = _COSTLY[name]
     session.connection.execute("set statement_timeout = '8s'")
     try:
-        with pytest.raises(psycopg.Error) if state else nullcontext() as refused:
+        with pytest.raises(psycopg.Error) if state else nullcontext() as error:
             session.connection.execute("select tsql.xml_tree($1)", [text])
     finally:
         session.connection.execute("reset statement_timeout")
-    assert (refused.value.sqlstate if refused else "") == state
+    assert (error.value.sqlstate if error else "") == state
 
 
 @pytest.mark.parametrize(
@@ -314,9 +314,9 @@ def test_xml_references_are_decoded_once(session: Session, text: str, value: str
     ],
 )
 def test_unclosed_xml_is_refused(session: Session, text: str, state: str) -> None:
-    with pytest.raises(psycopg.Error) as refused:
+    with pytest.raises(psycopg.Error) as error:
         session.connection.execute("select tsql.xml_tree($1)", [text])
-    assert refused.value.sqlstate == state
+    assert error.value.sqlstate == state
 
 
 def test_rows_are_inserted_changed_and_deleted(items: Session) -> None:
@@ -541,9 +541,9 @@ def test_catalog_views_know_names_without_case_and_tables(items: Session) -> Non
 
 
 def test_a_queue_is_not_written(session: Session) -> None:
-    with pytest.raises(psycopg.Error) as refused:
+    with pytest.raises(psycopg.Error) as error:
         session.run("DELETE FROM WorkQueue")
-    assert refused.value.sqlstate == "S0416"
+    assert error.value.sqlstate == "S0416"
 
 
 def test_two_first_inserters_under_holdlock_make_one_row(items: Session, instance: sb.Instance) -> None:

@@ -217,8 +217,8 @@ def outcomes(db: sb.Database, written: str, literal: str, target: str, ways: lis
         script = f"DECLARE @v {written} = {literal} {CONVERSIONS[way].format(target=target)}"
         try:
             found[way] = plain(db.execute_tsql(script).rows[0][0])
-        except sb.TsqlError as refused:
-            found[way] = refused.number
+        except sb.TsqlError as error:
+            found[way] = error.number
     return found
 
 
@@ -233,10 +233,10 @@ def is_too_small(source: Kind, value: Any, target: Kind) -> bool:
     return target.size < len(text_of(source, value, national=target.name.startswith("n")))
 
 
-def pairs(chance: random.Random, count: int) -> Iterator[tuple[tuple[str, str, Any], str]]:
+def pairs(rng: random.Random, count: int) -> Iterator[tuple[tuple[str, str, Any], str]]:
     """Of each type and each kind of target one pair that does not fit, and so many others."""
     every = [(value, target) for value in VALUES for target in TARGETS]
-    chance.shuffle(every)
+    rng.shuffle(every)
     cells: dict[tuple[str, str], tuple[tuple[str, str, Any], str]] = {}
     for value, target_text in every:
         source, target = kind_of(value[0]), kind_of(target_text)
@@ -256,15 +256,15 @@ def test_every_way_into_a_target_fits_the_value_to_its_size(
         source, target = kind_of(written), kind_of(target_text)
         ways = [way for way in CONVERSIONS if way in EXPLICIT or is_implicit(source, target)]
         found = outcomes(db, written, literal, target_text, ways)
-        wanted = expected_value(source, value, target)
+        expected = expected_value(source, value, target)
         for way, outcome in found.items():
-            right = found["cast"] if wanted is None else wanted
+            right = found["cast"] if expected is None else expected
             if way == "try" and isinstance(right, int) and right != NOT_ALLOWED:
                 right = None
             is_date_as_text = source.name in DATES and target.name in STRINGS and outcome in TOO_LONG
             if way in STORED and (is_cut(source, value, target) or is_date_as_text):
                 right = outcome if outcome in TOO_LONG else TOO_LONG
-            if way == "try" and wanted is None and outcome is None:
+            if way == "try" and expected is None and outcome is None:
                 continue  # bytes of a number are read by CAST only
             if outcome != right or type(outcome) is not type(right):
                 wrong.append(f"{literal} ({written}) {way} {target_text}: {outcome!r}, not {right!r}")

@@ -100,7 +100,7 @@ def test_values_of_one_family_are_compared_and_the_higher_family_wins(shop: sb.D
     assert ordered[1:4] == ["id", "bytes", "text"]
     assert ordered[4:] == ["single", "number", "size", "float", "when", "day"]
     branch = "DECLARE @v sql_variant = 5 IF @v = 5 PRINT 'five' ELSE PRINT 'other'"
-    assert [one.text for one in shop.execute_tsql(branch).messages] == ["five"]
+    assert [message.text for message in shop.execute_tsql(branch).messages] == ["five"]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_values_of_one_family_are_compared_and_the_higher_family_wins(shop: sb.D
     ],
 )
 def test_invalid_uses_of_a_variant_are_refused(shop: sb.Database, text: str, number: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         shop.execute_tsql(text)
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 def test_a_session_remembers_values_under_keys(shop: sb.Database) -> None:
@@ -132,9 +132,9 @@ def test_a_session_remembers_values_under_keys(shop: sb.Database) -> None:
     """
     assert [found.rows for found in shop.execute_tsql(script).sets] == [[(43, "Zoë", None)], [("Zoë",)]]
     fixed = "EXEC sp_set_session_context N'a', 1, @read_only = 1 EXEC sp_set_session_context N'a', 2"
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         shop.execute_tsql(fixed)
-    assert refused.value.number == 15664
+    assert error.value.number == 15664
 
 
 def test_procedures_functions_and_tables_take_it(shop: sb.Database) -> None:

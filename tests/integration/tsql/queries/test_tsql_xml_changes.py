@@ -50,10 +50,10 @@ def db(instance: sb.Instance) -> sb.Database:
     return create_database(instance, "XmlChanges", "CREATE TABLE Orders (Id INT PRIMARY KEY, Doc XML)")
 
 
-@pytest.mark.parametrize(("change", "wanted"), CHANGES)
-def test_a_variable_is_changed(db: sb.Database, change: str, wanted: str) -> None:
+@pytest.mark.parametrize(("change", "expected"), CHANGES)
+def test_a_variable_is_changed(db: sb.Database, change: str, expected: str) -> None:
     text = change.replace("'", "''")
-    assert rows(db, f"{DECLARED.format(DOCUMENT)} SET @d.modify('{text}'); SELECT @d") == [(wanted,)]
+    assert rows(db, f"{DECLARED.format(DOCUMENT)} SET @d.modify('{text}'); SELECT @d") == [(expected,)]
 
 
 def test_columns_are_changed(db: sb.Database) -> None:
@@ -73,7 +73,7 @@ def test_columns_are_changed(db: sb.Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "wanted"),
+    ("change", "expected"),
     [
         ("replace value of /o/i/text() with 1", 2337),
         ("replace value of (/o/i)[1] with 1", 2356),
@@ -90,10 +90,10 @@ def test_columns_are_changed(db: sb.Database) -> None:
         ('delete /o/i[@n=sql:variable("@nobody")]', 137),
     ],
 )
-def test_invalid_xml_changes_have_sql_servers_error_number(db: sb.Database, change: str, wanted: int) -> None:
-    with pytest.raises(TsqlError) as caught:
+def test_invalid_xml_changes_have_sql_servers_error_number(db: sb.Database, change: str, expected: int) -> None:
+    with pytest.raises(TsqlError) as error:
         db.execute_tsql(f"{DECLARED.format(DOCUMENT)} SET @d.modify('{change}')")
-    assert caught.value.number == wanted
+    assert error.value.number == expected
 
 
 def test_null_other_types_and_a_value_of_it_are_refused(db: sb.Database) -> None:
@@ -103,9 +103,9 @@ def test_null_other_types_and_a_value_of_it_are_refused(db: sb.Database) -> None
         ("DECLARE @d XML = '<o/>'; SELECT @d.modify('delete /o')", 8137),
         ("DECLARE @d XML = '<o/>', @t NVARCHAR(9) = 'delete /o'; SET @d.modify(@t)", 8172),
     ):
-        with pytest.raises(TsqlError) as caught:
+        with pytest.raises(TsqlError) as error:
             db.execute_tsql(script)
-        assert (script, caught.value.number) == (script, wanted)
+        assert (script, error.value.number) == (script, wanted)
     assert [each.verdict for each in check("DECLARE @d XML; SET @d.modify('delete /o')")] == [Verdict.RUNS] * 2
 
 

@@ -73,10 +73,10 @@ INVALID_XML = [
 @pytest.mark.parametrize(("text", "number", "line", "character"), INVALID_XML)
 def test_python_refuses_xml_with_number_and_place(text: str, number: int, line: int, character: int) -> None:
     for encoding in ("utf-8", "utf-16"):
-        with pytest.raises(NotXml) as refused:
+        with pytest.raises(NotXml) as error:
             parse_content(text.encode(encoding))
         said = f"XML parsing: line {line}, character {character}, {TEXTS[number]}"
-        assert (refused.value.number, str(refused.value)) == (number, said)
+        assert (error.value.number, str(error.value)) == (number, said)
 
 
 def test_postgresql_refuses_xml_with_number_and_place(db: sb.Database) -> None:

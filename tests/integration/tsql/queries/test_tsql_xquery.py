@@ -22,7 +22,7 @@ def call_method(db: sb.Database, call: str) -> object:
 
 
 @pytest.mark.parametrize(
-    ("text", "type_name", "wanted"),
+    ("text", "type_name", "expected"),
     [
         ("sum(//sal)", "int", 21),
         ("avg(/root/dept[1]/emp/sal)", "decimal(5,2)", 6),
@@ -74,13 +74,13 @@ def call_method(db: sb.Database, call: str) -> object:
         ("(: a note :) count(//emp (: of all :))", "int", 3),
     ],
 )  # fmt: skip
-def test_a_value_is_computed(db: sb.Database, text: str, type_name: str, wanted: object) -> None:
+def test_a_value_is_computed(db: sb.Database, text: str, type_name: str, expected: object) -> None:
     text = text.replace("'", "''")
-    assert call_method(db, f"value('{text}', '{type_name}')") == wanted
+    assert call_method(db, f"value('{text}', '{type_name}')") == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("count(//emp)", "3"),
         ("data(//emp/@id)", "10 11 12"),
@@ -100,9 +100,9 @@ def test_a_value_is_computed(db: sb.Database, text: str, type_name: str, wanted:
         ("let $a := //sal return $a[2]", "<sal>7</sal>"),
     ],
 )  # fmt: skip
-def test_a_query_makes_xml(db: sb.Database, text: str, wanted: str) -> None:
+def test_a_query_makes_xml(db: sb.Database, text: str, expected: str) -> None:
     text = text.replace("'", "''")
-    assert call_method(db, f"query('{text}')") == wanted
+    assert call_method(db, f"query('{text}')") == expected
 
 
 def test_whether_something_is_there(db: sb.Database) -> None:
@@ -153,7 +153,7 @@ def test_attributes_keep_their_order(db: sb.Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "wanted"),
+    ("call", "expected"),
     [
         ("value('nobody(/root)', 'int')", 2395),
         ("value('$y', 'int')", 2227),
@@ -170,10 +170,10 @@ def test_attributes_keep_their_order(db: sb.Database) -> None:
         ("query('/p:root[1]/text()[last()]')", 2229),
     ],
 )
-def test_invalid_xqueries_have_sql_servers_error_number(db: sb.Database, call: str, wanted: int) -> None:
-    with pytest.raises(TsqlError) as caught:
+def test_invalid_xqueries_have_sql_servers_error_number(db: sb.Database, call: str, expected: int) -> None:
+    with pytest.raises(TsqlError) as error:
         call_method(db, call)
-    assert caught.value.number == wanted
+    assert error.value.number == expected
     verdicts = {each.verdict for each in check(f"DECLARE @x XML; SELECT @x.{call}")}
     assert verdicts == {Verdict.RUNS, Verdict.REFUSED}
 

@@ -130,10 +130,10 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("expression", VALUES)
 def test_values_are_those_of_sql_server(zeros: sb.Database, expression: str) -> None:
-    wanted = VALUES[expression]
-    assert zeros.execute_tsql(f"SELECT {expression}").rows == [(wanted,)]
+    expected = VALUES[expression]
+    assert zeros.execute_tsql(f"SELECT {expression}").rows == [(expected,)]
     assigned = zeros.execute_tsql(f"DECLARE @v sql_variant, @n nvarchar(max); SET @n = N'x'; SELECT {expression}, @n")
-    assert assigned.rows == [(wanted, "x")]
+    assert assigned.rows == [(expected, "x")]
 
 
 def test_null_is_not_a_character(zeros: sb.Database) -> None:
@@ -172,9 +172,9 @@ def test_u0000_is_accepted_wherever_a_string_is(zeros: sb.Database) -> None:
     stored = zeros.execute_tsql("SELECT v, n, c, s FROM dbo.Kept WHERE v = @v AND c = @v", {"v": "a\0"}).rows
     assert stored == [("a\0",) * 4]
     assert query(zeros, "select v from zeros_dbo.kept") == [("a" + ZERO,)]
-    with pytest.raises(TsqlError, match="a\0") as refused:
+    with pytest.raises(TsqlError, match="a\0") as error:
         zeros.execute_tsql(insert, {"v": "a\0"})
-    assert refused.value.number == 2627
+    assert error.value.number == 2627
     zeros.execute_tsql("UPDATE dbo.Kept SET v = '\0'")
     script = """
         DECLARE @f nvarchar(max), @o nvarchar(max), @r int, @t TABLE (v nvarchar(9))
@@ -244,9 +244,9 @@ def test_locks_whose_names_differ_in_it_are_two(zeros: sb.Database) -> None:
     ],
 )  # fmt: skip
 def test_u0000_is_refused_in_xml_and_names(zeros: sb.Database, text: str, number: int) -> None:
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         zeros.execute_tsql(text)
-    assert refused.value.number == number
+    assert error.value.number == number
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_a_name_that_has_it_is_refused_whole(zeros: sb.Database, text: str) -> N
     """The part before the character has no effect."""
     zeros.execute_tsql("IF OBJECT_ID('dbo.Named') IS NULL CREATE TABLE dbo.Named (x int)")
     before = query(zeros, "select count(*) from pg_class")
-    with pytest.raises(TsqlError) as refused:
+    with pytest.raises(TsqlError) as error:
         zeros.execute_tsql(text)
-    assert refused.value.number in (40515, 15151)
+    assert error.value.number in (40515, 15151)
     assert query(zeros, "select count(*) from pg_class") == before
 
 
@@ -356,5 +356,5 @@ def test_bytes_of_any_kind(zeros: sb.Database, data: bytes) -> None:
     national = (
         "DECLARE @n nvarchar(50) = @b SELECT @n, CAST(@b AS nvarchar(50)), IIF(@n = CAST(@b AS nvarchar(50)), 1, 0)"
     )
-    wanted = even.decode("utf-16-le", "replace").replace(ZERO, "\ufffd")
-    assert zeros.execute_tsql(national, {"b": even}).rows == [(wanted, wanted, 1)]
+    expected = even.decode("utf-16-le", "replace").replace(ZERO, "\ufffd")
+    assert zeros.execute_tsql(national, {"b": even}).rows == [(expected, expected, 1)]
