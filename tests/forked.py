@@ -167,17 +167,17 @@ def _origin() -> socket.socket:
     return ours
 
 
-def _fork_as_asked(statement_counts: socket.socket) -> dict[str, Any] | None:
+def _fork_as_asked(requests_socket: socket.socket) -> dict[str, Any] | None:
     """Fork a process for each request, and report its exit code. In a forked process, return the request."""
     with selectors.DefaultSelector() as waiting:
-        waiting.register(statement_counts, selectors.EVENT_READ)
+        waiting.register(requests_socket, selectors.EVENT_READ)
         while True:
             for key, _ in waiting.select():
                 if key.data is not None:
                     waiting.unregister(key.fileobj)
                     key.data()
                     continue
-                text, descriptors, *_ = socket.recv_fds(statement_counts, _MAX_REQUEST_BYTES, 3)
+                text, descriptors, *_ = socket.recv_fds(requests_socket, _MAX_REQUEST_BYTES, 3)
                 if not text:
                     return None
                 *stream_fds, answer_fd = descriptors

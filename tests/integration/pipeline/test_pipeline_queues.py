@@ -172,9 +172,9 @@ def feed_on(feed, handle, *bodies):
         feed.database.send(handle, LINE, body)
 
 
-@pytest.mark.parametrize("asked", ["both", "one", "in small letters"])
+@pytest.mark.parametrize("queue_list", ["both", "one", "in small letters"])
 @pytest.mark.parametrize("ends", [False, True], ids=["stream", "availableNow"])
-def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, statement_counts, ends):
+def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, queue_list, ends):
     """The batch that was planned last comes again, without what is lost."""
     stays, goes = feeds
     handle = stays.dialog(b"a")
@@ -185,12 +185,12 @@ def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, statement_
     reader.stop()
     drop(goes)
     feed_on(stays, handle, b"c")
-    again = attach_to(feeds if statement_counts == "both" else [stays])
+    again = attach_to(feeds if queue_list == "both" else [stays])
     with pytest.raises((InstanceError, BrokerError), match=goes.queue):
         again.latestOffset(end, ALL)
     again.stop()
-    named = {"queue": stays.queue.lower()} if statement_counts == "in small letters" else {}
-    loose = attach_to(feeds if statement_counts == "both" else [stays], failOnDataLoss="false", **named)
+    named = {"queue": stays.queue.lower()} if queue_list == "in small letters" else {}
+    loose = attach_to(feeds if queue_list == "both" else [stays], failOnDataLoss="false", **named)
     if ends:
         loose.prepareForTriggerAvailableNow()
     assert by_queue(loose, start, end) == {stays.queue: [b"a"]}

@@ -138,7 +138,7 @@ def test_an_identifier_and_the_service_here_are_as_good_as_a_local_route() -> No
 
 @pytest.mark.feature(111)
 @pytest.mark.parametrize(
-    ("dynamic", "asked", "others", "rule"),
+    ("dynamic", "is_asked", "others", "rule"),
     [
         (route(HOST1, DYNAMIC_ROUTING_SERVICE), False, [], Rule.DYNAMIC),
         (route("LOCAL", DYNAMIC_ROUTING_SERVICE), False, [AUTO], Rule.DYNAMIC),  # before the last resort
@@ -149,9 +149,9 @@ def test_an_identifier_and_the_service_here_are_as_good_as_a_local_route() -> No
     ],
 )
 def test_the_dynamic_routing_service_is_asked_once(
-    dynamic: Route, statement_counts: bool, others: list[Route], rule: Rule
+    dynamic: Route, is_asked: bool, others: list[Route], rule: Rule
 ) -> None:
-    site = own_site(asked=frozenset({SERVICE} if statement_counts else ()))
+    site = own_site(asked=frozenset({SERVICE} if is_asked else ()))
     decision = decide([dynamic, *others], site=site, instance=THERE)
     assert decision.rule is rule
     assert (decision.destination == Ask(SERVICE, THERE)) is (rule is Rule.DYNAMIC)

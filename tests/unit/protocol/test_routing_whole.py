@@ -125,15 +125,13 @@ def waiting(conversation: Conversation, number: int, site: Site) -> Destination:
 
 @pytest.mark.feature(110, 111, 112, 113, 114, 117)
 @pytest.mark.parametrize(
-    ("service", "asked", "largest"), [(NAME, False, 3), (NAME, True, 2), (DIALLED, False, 2), (DIALLED, True, 2)]
+    ("service", "is_asked", "largest"), [(NAME, False, 3), (NAME, True, 2), (DIALLED, False, 2), (DIALLED, True, 2)]
 )
-def test_each_table_of_a_few_routes_leads_where_the_rules_say(
-    service: str, statement_counts: bool, largest: int
-) -> None:
+def test_each_table_of_a_few_routes_leads_where_the_rules_say(service: str, is_asked: bool, largest: int) -> None:
     kinds = palette(service)
     tables = [table for size in range(largest + 1) for table in itertools.combinations(kinds, size)]
     places: list[dict[str, list[str]]] = [{}, {service: [HERE]}, {service: [NEXT]}, {service: [HERE, NEXT]}]
-    pending = frozenset([service] if statement_counts else [])
+    pending = frozenset([service] if is_asked else [])
     count = 0
     for table, homes in itertools.product(tables, places):
         for instance, (database, from_target, forwards) in itertools.product(

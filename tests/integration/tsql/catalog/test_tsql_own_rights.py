@@ -24,7 +24,7 @@ def shop(instance: sb.Instance) -> sb.Database:
 
 
 @pytest.mark.parametrize(
-    ("asked", "dbo", "clerk", "writer"),
+    ("arguments", "dbo", "clerk", "writer"),
     [
         ("'dbo.Goods', 'OBJECT', 'SELECT'", 1, 1, 0),
         ("N'Goods', 'object', 'insert'", 1, 0, 1),
@@ -54,9 +54,9 @@ def shop(instance: sb.Instance) -> sb.Database:
     ],
 )
 def test_has_perms_by_name_agrees_with_the_grants(
-    shop: sb.Database, statement_counts: str, dbo: int | None, clerk: int | None, writer: int | None
+    shop: sb.Database, arguments: str, dbo: int | None, clerk: int | None, writer: int | None
 ) -> None:
-    query = f"SELECT HAS_PERMS_BY_NAME({statement_counts})"
+    query = f"SELECT HAS_PERMS_BY_NAME({arguments})"
     said = output_of(shop, f"{query} EXECUTE AS USER = 'Clerk' {query} REVERT EXECUTE AS USER = 'Writer' {query}")
     assert said == [[(dbo,)], [(clerk,)], [(writer,)]]
 
