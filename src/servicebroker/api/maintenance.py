@@ -258,14 +258,16 @@ def take_sample(connection: psycopg.Connection[Any]) -> None:
 def write_statement_counts(connection: psycopg.Connection[Any]) -> None:
     """Add the statements that this process has run on the server of `connection` to the totals."""
     counts = counts_of(connection)
-    taken = counts.take()
-    totals = [StatementTotal(name, calls, round(seconds * 1e6)) for name, (calls, seconds) in taken.items()]
+    counted_statements = counts.take()
+    totals = [
+        StatementTotal(name, calls, round(seconds * 1e6)) for name, (calls, seconds) in counted_statements.items()
+    ]
     try:
         run(connection, add_statements(totals))
     except psycopg.errors.InsufficientPrivilege as problem:
         _LOG.debug("statements: %s", problem)
     except BaseException:
-        counts.put_back(taken)
+        counts.put_back(counted_statements)
         raise
 
 

@@ -55,14 +55,14 @@ def operation_method(operation: Callable[P, Operation[T]]) -> Callable[Concatena
     return copy_documentation(method, operation)  # type: ignore[arg-type] # a class
 
 
-def counted(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+def count_messages(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     """Count sent messages and RECEIVEs for the totals (the counters of SQL Server's "Broker Statistics")."""
     result = inner(verbs, operation, begin)
     verbs.instance.tally.add(COUNTERS[type(operation)], operation.messages)
     return result
 
 
-def traced(inner: Runner, verbs: Verbs, operation: Send[Any] | SendBatch, begin: Begin) -> Any:
+def trace_send(inner: Runner, verbs: Verbs, operation: Send[Any] | SendBatch, begin: Begin) -> Any:
     """Begin a span for a SEND inside a sampled span, and store the span's context with the messages."""
     span = tracing.begin_send(verbs._processing, operation.message_type, operation.messages)
     if span is None:
@@ -81,7 +81,7 @@ def traced(inner: Runner, verbs: Verbs, operation: Send[Any] | SendBatch, begin:
         tracing.end(span, problem)
 
 
-def repeated(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+def retry_without_cache(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     """If another process has dropped a cached queue, remove it from the cache and run the operation again."""
     try:
         return inner(verbs, operation, begin)
@@ -92,7 +92,7 @@ def repeated(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begi
         return inner(verbs, operation, begin)
 
 
-def watched(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+def raise_events(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     """Raise the events Broker:Conversation and Broker:Conversation Group, if the application has subscribed to them."""
     if not verbs.instance.events.watches_conversations:
         return inner(verbs, operation, begin)
@@ -104,18 +104,18 @@ def watched(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin
     return inner(verbs, operation, observed_steps)
 
 
-def performed(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+def run_steps(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     """Run the steps, in the open transaction or in one of their own."""
     verbs._note_verb()
     return verbs._do(begin())
 
 
-def queried(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+def run_query(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     """Run steps that only read. Their rollback is not counted."""
     return verbs._do(begin())
 
 
-def waiting(inner: Runner, verbs: Verbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
+def wait_for_messages(inner: Runner, verbs: Verbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
     """WAITFOR: repeat the operation until it finds messages or the wait times out."""
     operation.check_wait()
     timeout_s = operation.timeout_s
@@ -129,7 +129,7 @@ def waiting(inner: Runner, verbs: Verbs, operation: Receive | GetConversationGro
     return [] if result is None and isinstance(operation, Receive) else result
 
 
-def delivered(inner: Runner, verbs: Verbs, operation: Receive, begin: Begin) -> list[Message]:
+def make_messages(inner: Runner, verbs: Verbs, operation: Receive, begin: Begin) -> list[Message]:
     """Make messages of the received rows; update counters, traces and poison detection."""
     instance, queue = verbs.instance, verbs._find(operation.queue)
     instance.poison.resolve_if_due(queue.queue_id)
@@ -145,14 +145,14 @@ def delivered(inner: Runner, verbs: Verbs, operation: Receive, begin: Begin) -> 
     return messages
 
 
-def poll_counted(inner: Runner, verbs: Verbs, operation: GetConversationGroup, begin: Begin) -> UUID | None:
+def count_poll(inner: Runner, verbs: Verbs, operation: GetConversationGroup, begin: Begin) -> UUID | None:
     """Report to the session of an activated task whether the statement returned a group."""
     group: UUID | None = inner(verbs, operation, begin)
     verbs.instance.count_polled(group is not None)
     return group
 
 
-def administered(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+def run_as_definition(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     """Run the steps as a definition: in a transaction of their own, under the lock of the catalog."""
     return verbs._run_in_transaction(begin())
 
@@ -164,7 +164,7 @@ class Wrapped(NamedTuple):
     observed: Runner
 
 
-def _within(*wrappers: Wrapper, innermost: Runner = performed) -> Wrapped:
+def _within(*wrappers: Wrapper, innermost: Runner = run_steps) -> Wrapped:
     """Return the runners of an operation inside these wrappers, the first wrapper outermost."""
     quiet = observed = innermost
     for wrapper in reversed(wrappers):
@@ -173,28 +173,28 @@ def _within(*wrappers: Wrapper, innermost: Runner = performed) -> Wrapped:
     return Wrapped(quiet, observed)
 
 
-OBSERVERS: tuple[Wrapper, ...] = (traced, watched)  # needed only while traces or event handlers are active
+OBSERVERS: tuple[Wrapper, ...] = (trace_send, raise_events)  # needed only while traces or event handlers are active
 
-_SENDING = _within(counted, traced, repeated, watched)
+_SENDING = _within(count_messages, trace_send, retry_without_cache, raise_events)
 WRAPPERS: Mapping[type[Operation[Any]], Wrapped] = {
     Send: _SENDING,
     SendBatch: _SENDING,
-    Receive: _within(counted, waiting, delivered, repeated),
-    Hold: _within(counted, delivered, repeated),
-    GetConversationGroup: _within(waiting, poll_counted, repeated),
-    BeginDialog: _within(watched),
-    EndConversation: _within(repeated, watched),
-    MoveConversation: _within(watched),
+    Receive: _within(count_messages, wait_for_messages, make_messages, retry_without_cache),
+    Hold: _within(count_messages, make_messages, retry_without_cache),
+    GetConversationGroup: _within(wait_for_messages, count_poll, retry_without_cache),
+    BeginDialog: _within(raise_events),
+    EndConversation: _within(retry_without_cache, raise_events),
+    MoveConversation: _within(raise_events),
     BeginConversationTimer: _within(),
-    GetTransmissionStatus: _within(innermost=queried),
-    DelayedMessages: _within(innermost=queried),
+    GetTransmissionStatus: _within(innermost=run_query),
+    DelayedMessages: _within(innermost=run_query),
     CancelDelayed: _within(),
-    Schedules: _within(innermost=queried),
-    DropSchedule: _within(innermost=administered),
+    Schedules: _within(innermost=run_query),
+    DropSchedule: _within(innermost=run_as_definition),
     KeepSchedule: _within(),
     TakeTurn: _within(),
-    SetAsideMessages: _within(innermost=administered),
-    DeadLetterGroups: _within(innermost=administered),
-    ReplayMessage: _within(innermost=administered),
-    DiscardMessage: _within(innermost=administered),
+    SetAsideMessages: _within(innermost=run_as_definition),
+    DeadLetterGroups: _within(innermost=run_as_definition),
+    ReplayMessage: _within(innermost=run_as_definition),
+    DiscardMessage: _within(innermost=run_as_definition),
 }

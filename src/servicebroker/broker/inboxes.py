@@ -214,8 +214,8 @@ class Inbox:
         now = self._seconds()
         with self._lock:
             served = [peer_queue for peer_queue in self._peer_queues.values() if peer_queue.taken]
-            rest = max(seconds - sum(peer_queue.charged_s for peer_queue in served), 1e-6)
-            each_of_rest = rest / max(1, sum(peer_queue.taken for peer_queue in served))
+            rest_s = max(seconds - sum(peer_queue.charged_s for peer_queue in served), 1e-6)
+            each_of_rest = rest_s / max(1, sum(peer_queue.taken for peer_queue in served))
             for peer_queue in self._peer_queues.values():
                 peer_queue.round_s += RECENT_WEIGHT * (
                     peer_queue.charged_s + each_of_rest * peer_queue.taken - peer_queue.round_s

@@ -127,16 +127,16 @@ class Peers:
         self._claims = self._claims._replace(learned=learned)
         self.version += 1
 
-    def mistrust(self, what: FalseClaim, detail: str) -> None:
+    def mistrust(self, claim: FalseClaim, detail: str) -> None:
         """Count a false claim of a peer."""
         with self._lock:
-            self._mistrust(what, detail)
+            self._mistrust(claim, detail)
 
-    def _mistrust(self, what: FalseClaim, detail: str) -> None:
-        if what not in self._mistrusted and len(self._mistrusted) >= MAX_CLAIMS:
-            what = FalseClaim(OTHERS, what.claim)
-        before, _ = self._mistrusted.get(what, (0, ""))
-        self._mistrusted[what] = before + 1, detail
+    def _mistrust(self, claim: FalseClaim, detail: str) -> None:
+        if claim not in self._mistrusted and len(self._mistrusted) >= MAX_CLAIMS:
+            claim = FalseClaim(OTHERS, claim.claim)
+        before, _ = self._mistrusted.get(claim, (0, ""))
+        self._mistrusted[claim] = before + 1, detail
 
     def take_answers(self) -> dict[Address, Answer]:
         """Return the answers since the last call."""

@@ -17,14 +17,14 @@ from servicebroker.protocol.conversation_states import Storing
 from servicebroker.protocol.unfinished import UnfinishedMessages
 
 
-class Expired(NamedTuple):
+class ExpiredConversations(NamedTuple):
     """The conversations whose incomplete messages were deleted. `openings`: those that were deleted as a whole."""
 
     handles: list[UUID]
     openings: list[UUID]
 
 
-NONE_EXPIRED = Expired([], [])
+NONE_EXPIRED = ExpiredConversations([], [])
 
 
 class Quotas:
@@ -71,7 +71,7 @@ class Quotas:
         owners = {handle: self._unfinished.owner(handle) for handle in handles}
         return {handle: owner for handle, owner in owners.items() if owner is not None}
 
-    def expire(self, store: Store) -> Expired:
+    def expire(self, store: Store) -> ExpiredConversations:
         """Delete incomplete messages that were idle for too long. Returns their conversations, for the log.
 
         Conversations that applications have ended are no longer counted: nothing else reports their end to this side.
@@ -83,13 +83,13 @@ class Quotas:
         idle = [handle for handle in self._unfinished.idle(now) if self._is_at_rest(handle)]
         dropped = store.drop_unfinished(idle) if idle else []
         headless = [handle for handle in dropped if self._unfinished.is_headless(handle)]
-        return Expired(dropped, store.drop_openings(headless) if headless else [])
+        return ExpiredConversations(dropped, store.drop_openings(headless) if headless else [])
 
     def _is_at_rest(self, handle: UUID) -> bool:
         entry = self._conversations.get(handle)
         return entry is None or (entry.storing is Storing.NOTHING and not entry.dialog.is_storing)
 
-    def expired(self, expired: Expired) -> None:
+    def expired(self, expired: ExpiredConversations) -> None:
         """Update the memory after incomplete messages were deleted: they are no longer acknowledged."""
         for handle in expired.handles:
             owner = self._unfinished.owner(handle)

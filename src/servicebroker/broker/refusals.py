@@ -24,17 +24,17 @@ class Refusals:
         self._found: dict[RefusalKey, tuple[int, str]] = {}
         self._reached: dict[str, dict[str, float]] = {}  # peer -> sentence about a used-up budget -> its last time
 
-    def note(self, what: RefusalKey, text: str) -> None:
+    def note(self, key: RefusalKey, text: str) -> None:
         """Count a refusal."""
-        if what.number not in REMEDIES:
+        if key.number not in REMEDIES:
             return
         with self._lock:
-            if what not in self._found and len(self._found) >= MAX_ROWS:
-                what = what._replace(peer=OTHERS)
-            times, _ = self._found.get(what, (0, ""))
-            if what.number == OVER_BUDGET:
-                text = self._all_reached(what.peer, text)
-            self._found[what] = times + 1, cleaned(text)
+            if key not in self._found and len(self._found) >= MAX_ROWS:
+                key = key._replace(peer=OTHERS)
+            times, _ = self._found.get(key, (0, ""))
+            if key.number == OVER_BUDGET:
+                text = self._all_reached(key.peer, text)
+            self._found[key] = times + 1, cleaned(text)
 
     def _all_reached(self, peer: str, text: str) -> str:
         """Return the sentences about all budgets that a peer has used up lately. The row keeps only the last text."""

@@ -83,15 +83,15 @@ class Sqlcmd:
                 parts, comment_depth = _split_comments(line, comment_depth)
                 lines.append("".join(self._substitute(part, number) if is_code else part for part, is_code in parts))
                 continue
-            word, rest = (match[1] or match[2]).lower(), match[3]
+            word, argument_text = (match[1] or match[2]).lower(), match[3]
             if word in ("quit", "exit"):
                 return
             if word == "setvar":
-                self._set(rest, number)
+                self._set(argument_text, number)
             elif word == "on":
-                switches.append((len(lines) + 1, _stops_at_error(rest, number)))
+                switches.append((len(lines) + 1, _stops_at_error(argument_text, number)))
             elif word == "r":
-                self._read(self._substitute(rest, number), folder, depth, number, lines, switches)
+                self._read(self._substitute(argument_text, number), folder, depth, number, lines, switches)
                 continue
             else:
                 raise unsupported(f":{word}" if word != "!!" else "!! (a command of the system)",
@@ -116,9 +116,9 @@ class Sqlcmd:
 
         return _VARIABLE.sub(value, line)
 
-    def _set(self, rest: str, number: int) -> None:
+    def _set(self, argument_text: str, number: int) -> None:
         """Execute :setvar; without a value, remove the variable."""
-        match = _SETVAR.fullmatch(rest)
+        match = _SETVAR.fullmatch(argument_text)
         if match is None:
             raise TsqlError(102, "Incorrect syntax near ':setvar'. Write :setvar name value.", line=number)
         name = match[1].lower()
@@ -129,12 +129,18 @@ class Sqlcmd:
             self.variables[name] = self._substitute(quoted.replace('""', '"') if plain is None else plain, number)
 
     def _read(
-        self, rest: str, folder: Path, depth: int, number: int, lines: list[str], switches: list[tuple[int, bool]]
+        self,
+        argument_text: str,
+        folder: Path,
+        depth: int,
+        number: int,
+        lines: list[str],
+        switches: list[tuple[int, bool]],
     ) -> None:
         """Execute :r, which appends the expanded lines of a file to `lines`."""
         if depth >= MAX_DEPTH:
             raise TsqlError(217, f"Files read each other more than {MAX_DEPTH} levels deep.", line=number)
-        file = folder / rest.strip().strip('"').replace("\\", "/")
+        file = folder / argument_text.strip().strip('"').replace("\\", "/")
         try:
             text = decode_script(read_file(file, MAX_SIZE))
         except OSError as problem:
@@ -145,9 +151,9 @@ class Sqlcmd:
         self._expand(text.removesuffix("\n"), file.parent, depth + 1, lines, switches)
 
 
-def _stops_at_error(rest: str, number: int) -> bool:
+def _stops_at_error(argument_text: str, number: int) -> bool:
     """Return True for `:on error exit`, False for `:on error ignore`."""
-    words = rest.lower().split()
+    words = argument_text.lower().split()
     if words[:1] != ["error"] or words[1:] not in (["exit"], ["ignore"]):
         raise TsqlError(102, "Incorrect syntax near ':on'. Write :on error exit, or :on error ignore.", line=number)
     return words[1] == "exit"

@@ -104,17 +104,17 @@ def find_events(
         if own is None or event_class is None:
             continue
         if event_class is ConversationEvent.SEND:
-            yield from _sent(own, before, after, many)
+            yield from _send_events(own, before, after, many)
         else:
             yield EndpointEvent(event_class, own)
             if event_class is not ConversationEvent.BEGIN:
-                yield from _ended(event_class, own, before, after)
+                yield from _end_events(event_class, own, before, after)
     removed_groups = {endpoint.conversation_group_id: endpoint.database_id for endpoint in before.endpoints.values()}
     for group in removed_groups.keys() & (before.groups - after.groups):
         yield GroupEvent(DROPPED, group, removed_groups[group])
 
 
-def _sent(
+def _send_events(
     own: EndpointSnapshot, before: ConversationSnapshot, after: ConversationSnapshot, many: int
 ) -> Iterator[VerbEvent]:
     for _ in range(many):
@@ -133,7 +133,7 @@ def _sent(
             yield EndpointEvent(ConversationEvent.RECEIVED_MESSAGE, peer)
 
 
-def _ended(
+def _end_events(
     event_class: ConversationEvent, own: EndpointSnapshot, before: ConversationSnapshot, after: ConversationSnapshot
 ) -> Iterator[VerbEvent]:
     peer, peer_was = after.peer(own), before.peer(own)

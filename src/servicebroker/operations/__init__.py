@@ -11,7 +11,7 @@ each of them had a signature of its own, a new clause would change a dozen files
                          \\                /
                        Send(handle, "M", b"x")                     a value of this package
                                  |
-         `run` of the verbs, within the list `WRAPPERS`: counted, traced, repeated, watched
+         `run` of the verbs, within the list `WRAPPERS`: count, trace, retry, raise events
                                  |
            `interpreters`: engine/conversation/owner_verbs.py for the owner,
            restricted_verbs.py for a restricted role; testing/verbs.py for the double, which has no wrappers

@@ -282,7 +282,7 @@ def _of_queues(wanted: Application, current: Application) -> Iterator[Change]:
         old = current_queue or CreateQueue(name)
         if _same_activation(queue.activation, old.activation):
             old = replace(old, activation=queue.activation)
-        options = _changed(queue, old)
+        options = _changed_options(queue, old)
         clauses = _clauses(options)
         if current_queue is None:
             yield Change(f"create queue {name}{': ' if clauses else ''}{clauses}", queue)
@@ -292,7 +292,7 @@ def _of_queues(wanted: Application, current: Application) -> Iterator[Change]:
             yield Change(f"alter queue {name}: {clauses}", AlterQueue(name, **options))
 
 
-def _changed(new: Definition[None], old: Definition[None]) -> dict[str, Any]:
+def _changed_options(new: Definition[None], old: Definition[None]) -> dict[str, Any]:
     """Return the options of `new` that differ from `old`."""
     old_options = _options(old)
     return {name: option for name, option in _options(new).items() if option != old_options[name]}
@@ -347,7 +347,7 @@ def _of_routes(wanted: Application, current: Application) -> Iterator[Change]:
                 f"The route '{name}' has {removed[0]} in the database, and ALTER ROUTE cannot remove that: "
                 f"drop the route first (servicebroker route drop {name})."
             )
-        if _changed(route, old):
+        if _changed_options(route, old):
             yield Change(f"alter route {name}: {_clauses(options)}", AlterRoute(name, **options))
 
 
@@ -356,7 +356,7 @@ def _of_principals(wanted: Application, current: Application) -> Iterator[Change
         old: CreateUser | None = _lookup(name, current.users, exactly=False)
         if old is None:
             yield Change(f"create user {name}", user)
-        elif _changed(user, old):
+        elif _changed_options(user, old):
             raise InstanceError(
                 f"The user '{name}' differs in the database, and a user cannot be altered: drop the user first."
             )

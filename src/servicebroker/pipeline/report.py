@@ -226,8 +226,8 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} ({100 * part / whole:.2f} %)" if part else "0"
+def _share(part: int, total: int) -> str:
+    return f"{part:,} ({100 * part / total:.2f} %)" if part else "0"
 
 
 def _size(value: float) -> str:

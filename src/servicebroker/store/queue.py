@@ -36,21 +36,21 @@ def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> Sta
     text = _together(
         *(_text(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
         f"create schema if not exists {quoted(schema)};",
-        *_renewed(queue_id, schema, view, retention),
-        _made(queue_id),
+        *_renewal_sql(queue_id, schema, view, retention),
+        _fingerprint_sql(queue_id),
     )
     return Statement("queue.queue_objects", text, prepared=False)
 
 
 def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> Statement:
     """Return the statement that recreates what can change while the queue has messages, such as functions."""
-    text = _together(*_renewed(queue_id, schema, view, retention))
+    text = _together(*_renewal_sql(queue_id, schema, view, retention))
     return Statement("queue.renewed_objects", text, prepared=False)
 
 
 def queue_functions(queue_id: int, retention: bool) -> Statement:
     """Return the statement that creates or recreates the functions of a queue, for RETENTION on or off."""
-    text = _together(_found_touched(queue_id), *_functions(queue_id, retention), _made(queue_id))
+    text = _together(_found_touched(queue_id), *_functions(queue_id, retention), _fingerprint_sql(queue_id))
     return Statement("queue.queue_functions", text, prepared=False)
 
 
@@ -65,7 +65,7 @@ def _found_touched(queue_id: int) -> str:
     )
 
 
-def _made(queue_id: int) -> str:
+def _fingerprint_sql(queue_id: int) -> str:
     """Return SQL that stores the new fingerprint for `expected_objects.py`, unless it was cleared."""
     return (
         f"update servicebroker.queues set fingerprint = servicebroker.fingerprint({queue_id}) "
@@ -78,7 +78,7 @@ def _together(*texts: str) -> str:
     return "do $make$ begin\n{}\nend $make$".format("\n".join(texts))
 
 
-def _renewed(queue_id: int, schema: str, view: str, retention: bool) -> list[str]:
+def _renewal_sql(queue_id: int, schema: str, view: str, retention: bool) -> list[str]:
     """Return the SQL of `renewed_objects`."""
     names = {"schema": quoted(schema), "view": quoted(view)}
     return [
@@ -139,7 +139,7 @@ def _text(part: str, queue_id: int, **names: str) -> str:
         "id": str(queue_id),
         "group_lock": str(locks.CONVERSATION_GROUP),
         "pipeline_lock": str(locks.PIPELINE_QUEUE),
-        "expired": _expired(),
+        "expired": _expiry_error_sql(),
         "end_dialog": END_DIALOG,
         "replay_protection": f"interval '{REPLAY_PROTECTION.total_seconds()} s'",
         **names,
@@ -153,7 +153,7 @@ def _part(name: str, queue_id: int, **names: str) -> str:
 
 
 @functools.cache
-def _expired() -> str:
+def _expiry_error_sql() -> str:
     """Return the body of the Error of an expired conversation, as SQL."""
     expired = BrokerError(8489)
     return f"'\\x{error_body(-expired.number, expired.text).hex()}'::bytea"

@@ -257,14 +257,16 @@ async def take_sample(connection: psycopg.AsyncConnection[Any]) -> None:
 async def write_statement_counts(connection: psycopg.AsyncConnection[Any]) -> None:
     """Add the statements that this process has run on the server of `connection` to the totals."""
     counts = counts_of(connection)
-    taken = counts.take()
-    totals = [StatementTotal(name, calls, round(seconds * 1e6)) for name, (calls, seconds) in taken.items()]
+    counted_statements = counts.take()
+    totals = [
+        StatementTotal(name, calls, round(seconds * 1e6)) for name, (calls, seconds) in counted_statements.items()
+    ]
     try:
         await run(connection, add_statements(totals))
     except psycopg.errors.InsufficientPrivilege as problem:
         _LOG.debug("statements: %s", problem)
     except BaseException:
-        counts.put_back(taken)
+        counts.put_back(counted_statements)
         raise
 
 

@@ -62,9 +62,9 @@ class Share:
             psycopg.Error, InstanceError: nothing of the round was committed.
         """
         began = seconds()
-        taken = self.inbox.take(ROUND_FRAMES)
+        events = self.inbox.take(ROUND_FRAMES)
         arrivals = []
-        for input_event in taken:
+        for input_event in events:
             match input_event:
                 case Arrival():
                     arrivals.append(input_event)
@@ -81,7 +81,7 @@ class Share:
         handled = self._round(arrivals)
         passed = seconds() - began
         self.inbox.account_round(passed)
-        self.handled = max(handled, min(len(taken), 1))
+        self.handled = max(handled, min(len(events), 1))
         self.worked += passed if self.handled else 0.0
         return self.handled
 

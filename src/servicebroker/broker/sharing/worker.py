@@ -165,9 +165,9 @@ class KnownPeers(Peers):
         return self._owner_at[address]
 
     @override
-    def mistrust(self, what: FalseClaim, detail: str) -> None:
+    def mistrust(self, claim: FalseClaim, detail: str) -> None:
         """Have the daemon count an act that a peer is not allowed."""
-        self._daemon.tell(TO_PEERS, "mistrust", what, detail)
+        self._daemon.tell(TO_PEERS, "mistrust", claim, detail)
 
 
 class DaemonsClock:

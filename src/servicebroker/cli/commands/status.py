@@ -136,8 +136,8 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     if serving:
         say(f"Served by {counted(len(serving), 'process', 'processes')}: {', '.join(map(_process, serving))}")
     for link in links:
-        how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
-        say(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
+        security = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
+        say(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {security}")
     for refusal in refused:
         why = f"{refusal.number}, the last from {refusal.last_peer}: {refusal.text or 'see servicebroker doctor.'}"
         say(f"{counted(refusal.times, 'connection')} refused with {why}")

@@ -59,9 +59,13 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
         "where not e.is_initiator group by 1, 2, 3 order by min(m.queuing_order) limit $3) waiting",
         (locks.CONVERSATION_GROUP, locks.PARKED_DELIVERY, MAX_CONVERSATIONS),
     )
-    ours = {handle: is_alone for handle, is_ours, is_alone in rows if is_ours}
-    free = (yield from lock_free([handle for handle, is_alone in ours.items() if not is_alone])) if ours else set()
-    finished = [handle for handle, is_alone in ours.items() if is_alone or handle in free]
+    own_endpoints = {handle: is_alone for handle, is_ours, is_alone in rows if is_ours}
+    free = (
+        (yield from lock_free([handle for handle, is_alone in own_endpoints.items() if not is_alone]))
+        if own_endpoints
+        else set()
+    )
+    finished = [handle for handle, is_alone in own_endpoints.items() if is_alone or handle in free]
     is_left = len(finished) < len(rows) or len(rows) == MAX_CONVERSATIONS
     for handle in finished:
         is_left |= yield from _answer(queue, handle, now)

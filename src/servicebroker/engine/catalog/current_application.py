@@ -111,7 +111,7 @@ def _rights(database_id: int) -> Steps[tuple[dict[str, list[str]], dict[str, lis
         on = _ON.get(Kind(number))
         if on is None or (on and name is None):
             continue
-        of = (denials if state == DENY else grants).setdefault(grantee, [])
-        if (right := permission + on + (name or "")) not in of:
-            of.append(right)
+        entries = (denials if state == DENY else grants).setdefault(grantee, [])
+        if (right := permission + on + (name or "")) not in entries:
+            entries.append(right)
     return grants, denials

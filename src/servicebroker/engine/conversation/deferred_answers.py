@@ -41,17 +41,20 @@ class DeferredVerb(NamedTuple):
     size: int = 0
 
 
-def may_defer(catalog: Catalog, handle: UUID, taken: Taken) -> bool:
+def may_defer(catalog: Catalog, handle: UUID, received_state: Taken) -> bool:
     """Return whether the cache describes the conversation of these messages, so that its verbs should not fail."""
     conversation = catalog.received.get(handle.bytes)
     if conversation is None:
         return False
-    if taken.state != EndpointState.CONVERSING:
-        return conversation.has_ended and taken.state == EndpointState.DISCONNECTED_INBOUND
+    if received_state.state != EndpointState.CONVERSING:
+        return conversation.has_ended and received_state.state == EndpointState.DISCONNECTED_INBOUND
     path = catalog.answer_paths.get(conversation.kind)
     if path is None:
-        return catalog.end_queues.get(conversation.kind) == taken.delivery_queue_id
-    return (path.channel.delivery_queue_id, path.peer_service_id) == (taken.delivery_queue_id, taken.peer_service_id)
+        return catalog.end_queues.get(conversation.kind) == received_state.delivery_queue_id
+    return (path.channel.delivery_queue_id, path.peer_service_id) == (
+        received_state.delivery_queue_id,
+        received_state.peer_service_id,
+    )
 
 
 def defer_send(

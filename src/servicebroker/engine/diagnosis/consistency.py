@@ -185,9 +185,9 @@ def _check_queues() -> Steps[Report]:
     findings = _findings(8444, [(queue_id,) for queue_id, is_whole in rows if not is_whole])
     whole = [queue_id for queue_id, is_whole in rows if is_whole]
     with_retained = yield from stored_queues(whole, "retained")
-    for some in in_parts(sorted({*(yield from stored_queues(whole)), *with_retained})):
+    for queue_ids in in_parts(sorted({*(yield from stored_queues(whole)), *with_retained})):
         for number, text in _OF_A_QUEUE.items():
-            texts = (f"({text.format(id=queue_id)} limit {MAX_FINDINGS})" for queue_id in some)
+            texts = (f"({text.format(id=queue_id)} limit {MAX_FINDINGS})" for queue_id in queue_ids)
             differences = yield Statement("consistency.check_queues.compare", " union all ".join(texts), prepared=False)
             findings += _findings(number, differences)
     return Report({}, findings)

@@ -456,7 +456,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         raise BrokerError(8426, handle)
     endpoint = _EndpointRow._make(rows[0])
     own = yield _count_queued(endpoint.queue_id, endpoint.priority, endpoint.group, handle)
-    theirs = yield _count_queued(endpoint.peer_queue_id, endpoint.peer_priority, endpoint.peer_group, endpoint.peer)
+    at_peer = yield _count_queued(endpoint.peer_queue_id, endpoint.peer_priority, endpoint.peer_group, endpoint.peer)
     failed = yield Statement(
         "facts.gather_conversation.find_error",
         f"select message_body from servicebroker.queue_{endpoint.queue_id} where priority = $1 "
@@ -493,7 +493,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         waiting,
         status,
         endpoint.peer_queue,
-        theirs[0][0],
+        at_peer[0][0],
         [SessionFacts(*row) for row in holders],
         count,
         last_error,

@@ -92,7 +92,7 @@ def queue_histories(
         f"where q.queue_id is not null or c.queue_id = {TRANSMISSION_QUEUE} group by 1, 2, 3 order by 1, 2, 3",
         (*period.read, queue_id),
     )
-    watched = yield from _watched(period)
+    watched = yield from _find_parts(period)
     changes_by_queue: dict[tuple[str, str], list[Change]] = {}
     for database, queue, *change in rows:
         changes_by_queue.setdefault((database, queue), []).append(Change(*change))
@@ -115,7 +115,7 @@ def total_history(now: datetime, span: timedelta) -> Steps[RateHistory]:
         "from parts order by part",
         (*period.read, None),
     )
-    watched = yield from _watched(period)
+    watched = yield from _find_parts(period)
     return history_of(period.since, period.part_s, period.parts, watched, [Change(*row) for row in rows])
 
 
@@ -162,9 +162,9 @@ class _Period(NamedTuple):
         return self.since, self.step, recent, self.part_s
 
 
-def _watched(period: _Period) -> Steps[frozenset[int]]:
+def _find_parts(period: _Period) -> Steps[frozenset[int]]:
     """Return the parts that have samples."""
-    rows = yield SQL("watched", period.read)
+    rows = yield SQL("find_parts", period.read)
     # a sample covers the time since the previous one, which is several parts if a part is shorter than the step
     reach = max(1, round(period.step / period.part_s))
     return frozenset(part - back for (part,) in rows for back in range(reach))

@@ -13,6 +13,6 @@ with old as (delete from servicebroker.history_samples where at < $2 and step = 
 delete from servicebroker.history h where h.at < $2 and h.step = $1 and (exists (  select from servicebroker.history n where n.queue_id = h.queue_id and n.at > h.at and n.step >= $1)
 or (h.queue_id <> 0 and not exists (  select from servicebroker.queues q where q.queue_id = h.queue_id)))
 
--- name: watched
+-- name: find_parts
 select distinct floor(extract(epoch from at - $1) / $4)::int from servicebroker.history_samples
 where at > $1 and (step >= $2 or at > $3)

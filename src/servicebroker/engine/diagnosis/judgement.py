@@ -53,13 +53,13 @@ def judge_schema(schema: SchemaDifference, version: str) -> list[Finding]:
     """Report a schema of another version. Diagnosis does not migrate it."""
     if not schema.missing and not schema.unknown:
         return []
-    which, advice = "an older", "upgrade: stop all processes of the instance, run servicebroker init, and start them."
+    age, advice = "an older", "upgrade: stop all processes of the instance, run servicebroker init, and start them."
     if schema.unknown:
-        which, advice = "a newer", "upgrade servicebroker here."
+        age, advice = "a newer", "upgrade servicebroker here."
     return [
         Finding(
             "schema",
-            f"It is number {schema.number}, of {which} servicebroker than this one ({version}), which may miss "
+            f"It is number {schema.number}, of {age} servicebroker than this one ({version}), which may miss "
             "problems and has changed nothing.",
             f"Run servicebroker doctor of that version, or {advice}",
             Severity.WARNING,
@@ -82,13 +82,13 @@ def judge_failed_queries(unseen: Iterable[FailedQueryFacts]) -> list[Finding]:
 
 
 def _definitions(facts: Facts) -> Iterator[Finding]:
-    for what in facts.changed:
+    for changed_object in facts.changed:
         advice = (
             "Undo the change, or restore a backup: recreating it would lose its contents."
-            if what.startswith(("the table", "the trigger", "the index", "the sequence"))
+            if changed_object.startswith(("the table", "the trigger", "the index", "the sequence"))
             else "servicebroker check --mend recreates views and functions. For what it still finds, restore a backup."
         )
-        yield Finding("schema", f"Somebody has changed the broker's own schema: {what}.", advice)
+        yield Finding("schema", f"Somebody has changed the broker's own schema: {changed_object}.", advice)
     if facts.is_foreign:
         yield Finding(
             "schema",

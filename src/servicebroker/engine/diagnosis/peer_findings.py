@@ -39,25 +39,31 @@ def judge_refusals(refusals: Sequence[RefusalRecord], now: datetime) -> list[Fin
     """Report refusals by peers and by this instance, failures of the daemon, and connections that break repeatedly."""
     return [
         *(_refusal(refusal) for refusal in refusals if refusal.number not in (CONNECTION_BROKEN, ROUND_FAILED)),
-        *(_failed(refusal) for refusal in refusals if refusal.number == ROUND_FAILED),
-        *(_broken(refusal) for refusal in refusals if refusal.number == CONNECTION_BROKEN and _lasts(refusal, now)),
+        *(_failed_round(refusal) for refusal in refusals if refusal.number == ROUND_FAILED),
+        *(
+            _broken_connection(refusal)
+            for refusal in refusals
+            if refusal.number == CONNECTION_BROKEN and _lasts(refusal, now)
+        ),
     ]
 
 
 def _refusal(refusal: RefusalRecord) -> Finding:
     """Report a connection or a message that the peer or this instance has refused."""
-    what = "Refused here" if refusal.is_ours else "It refuses us"
+    side = "Refused here" if refusal.is_ours else "It refuses us"
     return Finding(
         f"peer {refusal.peer}",
-        f"{what}, {_often(refusal)}: {refusal.number} {refusal.text}",
+        f"{side}, {_occurrences(refusal)}: {refusal.number} {refusal.text}",
         after_refusal(refusal.number, is_ours=refusal.is_ours),
     )
 
 
-def _failed(refusal: RefusalRecord) -> Finding:
+def _failed_round(refusal: RefusalRecord) -> Finding:
     """Report a failed round of the daemon, after which it has restarted its work."""
     return Finding(
-        refusal.peer, f"It has failed {_often(refusal)}: {refusal.number} {refusal.text}", REMEDIES[refusal.number]
+        refusal.peer,
+        f"It has failed {_occurrences(refusal)}: {refusal.number} {refusal.text}",
+        REMEDIES[refusal.number],
     )
 
 
@@ -66,15 +72,15 @@ def _lasts(refusal: RefusalRecord, now: datetime) -> bool:
     return refusal.occurrences >= REPEATED_TIMES and abs(now - refusal.last) < LONG_WAIT
 
 
-def _broken(refusal: RefusalRecord) -> Finding:
+def _broken_connection(refusal: RefusalRecord) -> Finding:
     return Finding(
         f"peer {refusal.peer}",
-        f"The connection with it broke, {_often(refusal)}: {refusal.text}",
+        f"The connection with it broke, {_occurrences(refusal)}: {refusal.text}",
         "Check the network between the two instances, and the log of servicebroker serve at both.",
     )
 
 
-def _often(refusal: RefusalRecord) -> str:
+def _occurrences(refusal: RefusalRecord) -> str:
     times = counted(refusal.occurrences, "time")
     return f"{times} since {refusal.first:%H:%M:%S}, lately {refusal.last:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -96,7 +102,7 @@ def judge_unfinished(unfinished: Iterable[UnfinishedOfPeer], now: datetime) -> I
     """Report peers that have used up their quota, or whose incomplete messages have made no progress for long."""
     for peer in unfinished:
         if is_much(peer) or now - peer.last_time > UNFINISHED_IDLE:
-            yield _unfinished(peer)
+            yield _unfinished_messages(peer)
 
 
 def judge_old_copies(old_copies: Iterable[OldCopyFacts], now: datetime) -> Iterator[Finding]:
@@ -155,7 +161,7 @@ def is_much(unfinished: UnfinishedOfPeer) -> bool:
     return unfinished.bytes >= unfinished.quota
 
 
-def _unfinished(unfinished: UnfinishedOfPeer) -> Finding:
+def _unfinished_messages(unfinished: UnfinishedOfPeer) -> Finding:
     """Report messages of which a peer has sent only a part."""
     begun = (
         f"{counted(unfinished.messages, 'message')} of {counted(unfinished.conversations, 'conversation')} "

@@ -56,7 +56,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             (Remedy("retry", queue.name),),
         )
     if queue.limits is not None:
-        yield from _limited(queue, queue.limits, now)
+        yield from _limited_queue(queue, queue.limits, now)
     is_limited = queue.limits is not None and (queue.limits.are_slots_taken or queue.limits.is_rate_used(now))
     watched = queue.holders or queue.is_piped or queue.failing or queue.is_for_callers or is_limited
     if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > UNEXPLAINED_WAIT:
@@ -65,7 +65,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
         )
 
 
-def _limited(queue: QueueFacts, limits: WorkerLimits, now: datetime) -> Iterator[Finding]:
+def _limited_queue(queue: QueueFacts, limits: WorkerLimits, now: datetime) -> Iterator[Finding]:
     """Report messages that wait because of a limit of all workers of the queue together."""
     if not queue.is_on or queue.oldest is None or now - queue.oldest < LONG_WAIT:
         return
@@ -117,7 +117,7 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
         )
 
 
-def _disabled(name: str) -> Finding:
+def _disabled_queue(name: str) -> Finding:
     return Finding(
         f"database {name}",
         "Its broker is disabled: messages from and to this database wait.",
@@ -129,7 +129,7 @@ def _disabled(name: str) -> Finding:
 def judge_disabled(databases: Iterable[str]) -> Iterator[Finding]:
     """Report databases whose broker is disabled."""
     for name in databases:
-        yield _disabled(name)
+        yield _disabled_queue(name)
 
 
 def judge_waits(facts: Facts) -> Iterator[Finding]:

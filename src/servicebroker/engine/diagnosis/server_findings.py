@@ -156,10 +156,10 @@ def judge_commits(facts: Facts) -> Iterator[Finding]:
 def judge_publications(publications: Iterable[BlockingPublication]) -> Iterator[Finding]:
     """Report publications for which PostgreSQL refuses to change rows of the broker."""
     for publication in publications:
-        yield _blocking(publication)
+        yield _publication_finding(publication)
 
 
-def _blocking(publication: BlockingPublication) -> Finding:
+def _publication_finding(publication: BlockingPublication) -> Finding:
     more = ", ..." if publication.table_count > 3 else ""
     tables = f"{counted(publication.table_count, 'table')} ({publication.tables}{more})"
     problem, advice = {

@@ -58,10 +58,11 @@ def judge_sessions(sessions: Iterable[SessionFacts], now: datetime) -> Iterator[
 
 def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
     """Report other roles and sessions of the server that disturb the instance, or could read its messages."""
-    for role, some, count in facts.trespassers:
+    for role, examples, count in facts.trespassers:
         yield Finding(
             f"role {role}",
-            f"It has {counted(count, 'right')} beyond the verbs ({some}): with rights on tables it can read, redirect "
+            f"It has {counted(count, 'right')} beyond the verbs ({examples}): with rights on tables it can "
+            "read, redirect "
             "and forge the messages of others.",
             f"servicebroker rights grant {role} --database ... --receive ... revokes them, and grants the verbs.",
             Severity.WARNING,
@@ -126,11 +127,11 @@ def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
     for holder in facts.holders:
         yield _holder(holder, close)
     if facts.able:
-        some = ", ".join(facts.able[:_MOST_NAMED])
+        examples = ", ".join(facts.able[:_MOST_NAMED])
         more = f" and {counted(len(facts.able) - _MOST_NAMED, 'other')}" if len(facts.able) > _MOST_NAMED else ""
         yield Finding(
             "PostgreSQL",
-            f"{counted(len(facts.able), 'role')} ({some}{more}) can take the broker's locks and need none: while "
+            f"{counted(len(facts.able), 'role')} ({examples}{more}) can take the broker's locks and need none: while "
             "such a role holds one, BEGIN DIALOG, SEND and RECEIVE may wait.",
             f"{close} Or REVOKE CONNECT ON DATABASE ... FROM PUBLIC, and GRANT it to the roles that you trust.",
             Severity.WARNING,

@@ -269,12 +269,12 @@ def _create_targets(first: list[NewTargetPlan]) -> Steps[dict[UUID, CreatedTarge
     for new_target in first:
         queues[new_target.target.home.queue_id].append(new_target)
     created: dict[UUID, CreatedTarget] = {}
-    for queue_id, some in queues.items():
-        messages = [arrived for new_target in some for arrived in new_target.plan.messages]
+    for queue_id, new_targets in queues.items():
+        messages = [arrived for new_target in new_targets for arrived in new_target.plan.messages]
         created |= yield from insert_with_messages(
             queue_id,
-            [new_target.target for new_target in some],
-            [FirstMessages(new_target.plan.batch.reached, new_target.plan.batch.token) for new_target in some],
+            [new_target.target for new_target in new_targets],
+            [FirstMessages(new_target.plan.batch.reached, new_target.plan.batch.token) for new_target in new_targets],
             [run[:-1] for run in _runs(messages)],  # none has its body in fragments
             Bodies(chain.from_iterable(arrived.run.bodies for arrived in messages)),
         )
@@ -346,10 +346,10 @@ def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch, large: in
             count, failure = yield from _count_accepted(sender, usages, run)
             if count:
                 usage = usages[run.message_type]
-                some = run._replace(bodies=run.bodies[:count])
+                part = run._replace(bodies=run.bodies[:count])
                 taken.append(
                     DeliverableRun(
-                        endpoint.conversation_handle, some, usage.message_type_id, usage.validation, RANK_DATA
+                        endpoint.conversation_handle, part, usage.message_type_id, usage.validation, RANK_DATA
                     )
                 )
             if failure is not None:
@@ -496,14 +496,14 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     obsolete = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _fragments_to_delete(plan)]
     if obsolete:
         yield SQL("deliver.delete_fragments", ([handle for handle, _ in obsolete], [number for _, number in obsolete]))
-    whole = [
+    complete = [
         (arrived.handle, number, arrived.run.message_type, int(arrived.run.content), body)
         for arrived in beside
         for number, body in enumerate(arrived.run.bodies, arrived.run.first)
         if not arrived.run.is_fragmented
     ]
-    if whole:
-        *columns, bodies = zip(*whole, strict=True)
+    if complete:
+        *columns, bodies = zip(*complete, strict=True)
         yield SQL("deliver.keep_beside", (*map(list, columns), Bodies(bodies)))
 
 

@@ -52,9 +52,9 @@ def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
         "for no key update of e, a skip locked",
         (handles,),
     )
-    ours = {handle for (handle,) in rows}
-    yield from _enqueue(list(ours), now)
-    return [handle for handle in handles if handle not in ours]
+    own_handles = {handle for (handle,) in rows}
+    yield from _enqueue(list(own_handles), now)
+    return [handle for handle in handles if handle not in own_handles]
 
 
 def deliver_free(handle: UUID, now: datetime) -> Steps[None]:

@@ -73,4 +73,4 @@ def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Ste
 
 
 def _permissions_of(kind: Kind) -> list[str]:
-    return sorted(name for of, name in IMPLIED_BY if of is kind)
+    return sorted(name for owner_kind, name in IMPLIED_BY if owner_kind is kind)

@@ -75,7 +75,7 @@ def find_user(database_id: int, name: str | None = None) -> Steps[User]:
     Raises:
         BrokerError: 916 without CONNECT, 15517 no such user, or the connection's user may not impersonate it.
     """
-    user = yield from _mapped(
+    user = yield from _map_login(
         database_id,
         "p.postgres_role = current_user",
         "pg_has_role(current_user, (select nspowner from pg_namespace where nspname = 'servicebroker'), 'usage')",
@@ -135,7 +135,7 @@ def find_user_of(database_id: int, login: Login) -> Steps[User]:
     Raises:
         BrokerError: 916 without CONNECT.
     """
-    user = yield from _mapped(
+    user = yield from _map_login(
         database_id,
         "coalesce(p.login_id = $2 or p.postgres_role = $3, false)",
         "$4::bool",
@@ -192,9 +192,9 @@ def find_owning_login(person: Login, name: str) -> Steps[None]:
         raise BrokerError(15151, "find", "login", name) from None
 
 
-def _mapped(database_id: int, is_own: str, is_administrator: str, values: tuple[object, ...] = ()) -> Steps[User]:
+def _map_login(database_id: int, is_own: str, is_administrator: str, values: tuple[object, ...] = ()) -> Steps[User]:
     rows = yield Statement(
-        "principals.mapped",
+        "principals.map_login",
         "select d.name, p.principal_id, p.name from servicebroker.principals p "
         "join servicebroker.databases d using (database_id) "
         f"where p.database_id = $1 and ({is_own} or p.principal_id = {DBO_ID} and {is_administrator} "
@@ -317,21 +317,21 @@ def drop_role(definer: Definer, operation: DropRole) -> Steps[None]:
 def add_role_member(definer: Definer, operation: AddRoleMember) -> Steps[None]:
     """Add the member to the role."""
     user = definer.user
-    of, member = yield from _find_both(user, operation)
+    role, member = yield from _find_both(user, operation)
     if member.principal_id in _FIXED - {GUEST_ID}:
         raise BrokerError(15405, member.name)
-    rights = yield from find_rights(user.database_id, of.principal_id, of.name)
+    rights = yield from find_rights(user.database_id, role.principal_id, role.name)
     if member.principal_id in rights.identities:
         raise BrokerError(15413)
-    yield SQL("add_role_member", (user.database_id, of.principal_id, member.principal_id))
+    yield SQL("add_role_member", (user.database_id, role.principal_id, member.principal_id))
     yield renew_versions()
 
 
 def drop_role_member(definer: Definer, operation: DropRoleMember) -> Steps[None]:
     """Remove the member from the role."""
     user = definer.user
-    of, member = yield from _find_both(user, operation)
-    rows = yield SQL("drop_role_member", (user.database_id, of.principal_id, member.principal_id))
+    role, member = yield from _find_both(user, operation)
+    rows = yield SQL("drop_role_member", (user.database_id, role.principal_id, member.principal_id))
     if not rows:
         raise BrokerError(15151, "drop", "member", operation.member)
     yield renew_versions()

@@ -220,14 +220,14 @@ def _plan_revoke_direct(role: str) -> Steps[list[Statement]]:
     rows = yield SQL("plan_revoke_direct.find_rights", (role,))
     if not rows[0][0]:
         return []
-    what = ("all tables in schema", "all sequences in schema", "all functions in schema", "schema")
+    object_groups = ("all tables in schema", "all sequences in schema", "all functions in schema", "schema")
     return [
         Statement(
             "role_rights.plan_revoke_direct.revoke",
             f"revoke all on {objects} servicebroker, sys from {quoted(role)}",
             prepared=False,
         )
-        for objects in what
+        for objects in object_groups
     ]
 
 

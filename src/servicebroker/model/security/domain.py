@@ -89,7 +89,7 @@ def check_account(name: str) -> None:
         raise BrokerError(15407, name)
 
 
-def checked_name(what: str, name: str) -> str:
+def checked_name(kind: str, name: str) -> str:
     """Check and return the name of a domain or a member.
 
     Raises:
@@ -97,7 +97,7 @@ def checked_name(what: str, name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise DomainError(
-            f"The name of a {what} begins with a letter or a digit and has up to 63 letters, digits, '.', '_', '$' "
+            f"The name of a {kind} begins with a letter or a digit and has up to 63 letters, digits, '.', '_', '$' "
             f"and '-', not {name!r}."
         )
     return name

@@ -201,11 +201,11 @@ def _on_schemas() -> dict[Right, tuple[Right, ...]]:
     for name in ("REFERENCES", "VIEW DEFINITION", *_TABLES):
         lattice[schema, name] = ((schema, "CONTROL"), (database, name))
     for kind, names in ((Kind.OBJECT, _TABLES), (Kind.QUEUE, ("SELECT",))):
-        whole = (kind, "CONTROL")
-        lattice[whole] = ((schema, "CONTROL"),)
+        control_right = (kind, "CONTROL")
+        lattice[control_right] = ((schema, "CONTROL"),)
         for name in ("ALTER", "REFERENCES", "VIEW DEFINITION", *names):
-            lattice[kind, name] = (whole, (schema, name))
-        lattice[kind, "TAKE OWNERSHIP"] = (whole,)
+            lattice[kind, name] = (control_right, (schema, name))
+        lattice[kind, "TAKE OWNERSHIP"] = (control_right,)
     lattice[Kind.QUEUE, "RECEIVE"] = ((Kind.QUEUE, "CONTROL"),)
     return lattice
 
@@ -216,23 +216,23 @@ def _on_objects() -> dict[Right, tuple[Right, ...]]:
     for kind, any_of_kind in (ALTER_ANY | {Kind.USER: "ALTER ANY USER"}).items():
         if kind is Kind.QUEUE:
             continue
-        whole = (kind, "CONTROL")
-        lattice[whole] = ((database, "CONTROL"),)
-        lattice[kind, "ALTER"] = (whole, (database, any_of_kind))
-        lattice[kind, "VIEW DEFINITION"] = (whole, (database, "VIEW DEFINITION"))
+        control_right = (kind, "CONTROL")
+        lattice[control_right] = ((database, "CONTROL"),)
+        lattice[kind, "ALTER"] = (control_right, (database, any_of_kind))
+        lattice[kind, "VIEW DEFINITION"] = (control_right, (database, "VIEW DEFINITION"))
         if kind in (Kind.CONTRACT, Kind.MESSAGE_TYPE, Kind.CERTIFICATE):
-            lattice[kind, "REFERENCES"] = (whole, (database, "REFERENCES"))
+            lattice[kind, "REFERENCES"] = (control_right, (database, "REFERENCES"))
         own = {Kind.SERVICE: "SEND", Kind.USER: "IMPERSONATE"}.get(kind)
         if own is not None:
-            lattice[kind, own] = (whole,)
+            lattice[kind, own] = (control_right,)
         if kind is not Kind.USER:
-            lattice[kind, "TAKE OWNERSHIP"] = (whole,)
+            lattice[kind, "TAKE OWNERSHIP"] = (control_right,)
     return lattice
 
 
 def _on_servers() -> dict[Right, tuple[Right, ...]]:
     server, login = Kind.SERVER, Kind.LOGIN
-    control, whole = (server, "CONTROL SERVER"), (login, "CONTROL")
+    control, control_right = (server, "CONTROL SERVER"), (login, "CONTROL")
     return {
         control: (),
         **{
@@ -246,10 +246,10 @@ def _on_servers() -> dict[Right, tuple[Right, ...]]:
         (server, "CREATE TRACE EVENT NOTIFICATION"): ((server, "ALTER ANY EVENT NOTIFICATION"),),
         (server, "CREATE ANY DATABASE"): ((server, "ALTER ANY DATABASE"),),
         (server, "CREATE ENDPOINT"): ((server, "ALTER ANY ENDPOINT"),),
-        whole: (control,),
-        (login, "ALTER"): (whole, (server, "ALTER ANY LOGIN")),
-        (login, "IMPERSONATE"): (whole, (server, "IMPERSONATE ANY LOGIN")),
-        (login, "VIEW DEFINITION"): (whole,),
+        control_right: (control,),
+        (login, "ALTER"): (control_right, (server, "ALTER ANY LOGIN")),
+        (login, "IMPERSONATE"): (control_right, (server, "IMPERSONATE ANY LOGIN")),
+        (login, "VIEW DEFINITION"): (control_right,),
     }
 
 
