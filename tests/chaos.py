@@ -431,9 +431,8 @@ def _procedure(behavior: str) -> Callable[[World], Any]:
     def fault(world: World) -> Iterator[Side]:
         side = world.either
         side.trouble.write_text(behavior)
-        eventually(
-            lambda: _succeeds(lambda: _give_work(side.database))
-        )  # the previous fault has terminated the sessions
+        # the previous fault has terminated the sessions
+        eventually(lambda: _succeeds(lambda: _give_work(side.database)))
         try:
             yield side
         finally:

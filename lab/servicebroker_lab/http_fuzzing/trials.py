@@ -19,11 +19,12 @@ CLOSING_LIMIT_S = 30.0  # until the server closes a connection whose request sta
 REST_S = 0.03  # to read answers to requests that need none
 PIECE_PAUSE_S = 0.002
 MAX_CONNECTIONS, MAX_REQUESTS = 3, 4  # of a case, and of a connection
+# probabilities: of valid tokens, of pieces, of waiting for the end
 ACTING_RATE, SPLIT_RATE, WAIT_RATE = (
     0.2,
     0.3,
     0.001,
-)  # probabilities: of valid tokens, of pieces, of waiting for the end
+)
 
 _UNESCAPED = re.compile(rf"<{MARKER}|[\"']{MARKER}=|^x-{MARKER}:".encode(), re.IGNORECASE | re.MULTILINE)
 _LIMITED = b"Too many "  # the text with which a limit of viewers is answered, by 503

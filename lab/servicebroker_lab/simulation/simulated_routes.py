@@ -22,9 +22,8 @@ class Routes:
         self._loop = world.loop
         self._faults = world.network.faults
         self._hops: dict[tuple[int, int], int] = {}  # (from, to): the next hop
-        self._named: defaultdict[int, list[Instance]] = defaultdict(
-            list
-        )  # by instance: the instances to which it has routes by broker identifier
+        # by instance: the instances to which it has routes by broker identifier
+        self._named: defaultdict[int, list[Instance]] = defaultdict(list)
         self._alone: Instance | None = None  # in half of these runs only this instance has routes to the common service
         self._unnamed: Instance | None = (
             None  # and one of its routes, without broker identifier, leads to this instance

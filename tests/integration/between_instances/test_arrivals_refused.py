@@ -243,8 +243,8 @@ def test_a_secured_message_in_an_unsecured_conversation(
     key = SessionKey(bytes(32), lambda: bytes(16))
     header = replace(envelope.header, is_secured=True)
     pair.east.round([encode(header, open_payload(envelope, CHECKSUM), key)])
-    said = "No Security Header" if is_opening else "the conversation endpoint is not secured, however the message is"
-    assert said in caplog.text
+    text = "No Security Header" if is_opening else "the conversation endpoint is not secured, however the message is"
+    assert text in caplog.text
     pair.east.round([frame])
     assert len(pair.east.database.receive(STOCK_QUEUE)) == 1
 

@@ -52,9 +52,10 @@ def test_no_message_is_lost_by_any_fault(
     worst = {
         outcome.scenario: max(o.seconds for o in outcomes if o.scenario == outcome.scenario) for outcome in outcomes
     }
-    told = ", ".join(f"{name} {value:.1f} s" for name, value in sorted(worst.items()))
+    summary = ", ".join(f"{name} {value:.1f} s" for name, value in sorted(worst.items()))
     memory = max(outcome.megabytes for outcome in outcomes)
     record_property(
         "chaos",
-        f"{count:,} messages there and back, {len(outcomes)} faults, daemons of {memory} MB; until all went on: {told}",
+        f"{count:,} messages there and back, {len(outcomes)} faults, daemons of {memory} MB; "
+        f"until all went on: {summary}",
     )

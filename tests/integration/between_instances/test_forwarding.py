@@ -93,8 +93,8 @@ def three(three_sites: Three) -> Three:
 
 def dropped_events(caplog: pytest.LogCaptureFixture) -> list[int]:
     """Return the error numbers of the events Broker:Forwarded Message Dropped."""
-    said = [record.getMessage() for record in caplog.records if "Forwarded Message Dropped" in record.getMessage()]
-    return [int(text.split("Msg ")[1].split(",")[0]) for text in said]
+    texts = [record.getMessage() for record in caplog.records if "Forwarded Message Dropped" in record.getMessage()]
+    return [int(text.split("Msg ")[1].split(",")[0]) for text in texts]
 
 
 @pytest.mark.feature(152, 117)
@@ -308,9 +308,8 @@ def test_database_routes_serve_local_messages_and_msdb_routes_arrivals(three: Th
     middle = three.middle
     middle.database.create_service("//test/Inside", ORDERS_QUEUE)
     handle = middle.database.begin_dialog("//test/Inside", STOCK, contract=CONTRACT)
-    middle.database.send(
-        handle, ORDER, b"from here"
-    )  # msdb routes to another instance, the database's own route is LOCAL
+    # msdb routes to another instance, the database's own route is LOCAL
+    middle.database.send(handle, ORDER, b"from here")
     three.send("from outside")
     three.rounds()
     assert bodies(middle.database.receive(STOCK_QUEUE)) == [b"from here"]

@@ -306,8 +306,8 @@ def test_a_hostile_peer_reads_acknowledges_and_delays_nothing(
         load.take(wait=60)
     assert len(found["deeds"]) == ATTACK_COUNT, found["deeds"]
     assert found["secrets"] == []
-    told = [times.check(), restored, *(cost.check() for cost in costs)]
-    record_property("hostile", f"{told}, {found['deeds']}, {len(sent)} messages there and back")
+    summary = [times.check(), restored, *(cost.check() for cost in costs)]
+    record_property("hostile", f"{summary}, {found['deeds']}, {len(sent)} messages there and back")
     eventually(lambda: waiting_messages(world.west.database) == 0)
     assert waiting_messages(database) == 5  # the messages are not acknowledged
     states = "select state from sys.conversation_endpoints where conversation_handle = %s"

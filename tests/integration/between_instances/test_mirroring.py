@@ -328,9 +328,10 @@ def test_applications_with_both_hosts_in_their_url_follow_a_promotion(
                 # the old primary is started alone, and is the first host of the URL
                 old.server.start()
                 eventually(lambda: find_two_primaries(url), TIMEOUT_S)
-                (said,) = find_two_primaries(url)
-                assert f"{new.server.folder} on timeline" in said
-                assert said.index(str(old.server.folder)) < said.index(str(new.server.folder))  # the lower timeline
+                (problem,) = find_two_primaries(url)
+                assert f"{new.server.folder} on timeline" in problem
+                # the lower timeline
+                assert problem.index(str(old.server.folder)) < problem.index(str(new.server.folder))
 
                 # as a standby it is no finding, and the applications continue
                 mirrored_pair.make_standby()

@@ -227,8 +227,8 @@ def test_a_missing_endpoint_is_refused(bare: sb.Instance) -> None:
 
 @pytest.mark.parametrize("encryption", ["DISABLED", "SUPPORTED"])
 def test_a_warning_that_encryption_off_disables_authentication(bare: sb.Instance, encryption: str) -> None:
-    said = bare.create_endpoint("Broker", listener_port=4022, encryption=encryption)
-    assert said is not None
-    assert said.startswith(f"With ENCRYPTION = {encryption} nothing proves who a peer is")
+    warning = bare.create_endpoint("Broker", listener_port=4022, encryption=encryption)
+    assert warning is not None
+    assert warning.startswith(f"With ENCRYPTION = {encryption} nothing proves who a peer is")
     assert bare.alter_endpoint("Broker", encryption="REQUIRED") is None
-    assert bare.alter_endpoint("Broker", encryption=encryption) == said
+    assert bare.alter_endpoint("Broker", encryption=encryption) == warning

@@ -227,10 +227,10 @@ def test_the_transmission_status_of_an_unanswered_conversation(pair: Pair) -> No
         pair.west.out.frames.clear()
     (status,) = {row[0] for row in query(pair.west.database, "select transmission_status from sys.transmission_queue")}
     assert "acknowledges nothing" in status
-    said = doctor(pair.west)
-    assert "Nothing is lost" in said
-    assert "does not know the conversation: END CONVERSATION WITH ERROR here" in said
-    assert "CLEANUP" not in said
+    report = doctor(pair.west)
+    assert "Nothing is lost" in report
+    assert "does not know the conversation: END CONVERSATION WITH ERROR here" in report
+    assert "CLEANUP" not in report
     pair.pass_time(70.0)
     pair.rounds()
     assert waiting_messages(pair.west.database) == 0

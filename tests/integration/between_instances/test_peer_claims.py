@@ -167,10 +167,10 @@ def test_the_quota_of_a_peer_is_set_and_shown(site: Site, shop: Site, tmp_path: 
         assert watch.budgets == {"certificate shop": {"openings": 5_000, "addresses": 7}}
         refusal = {RefusalKey(True, "certificate shop", 10928): (12, over_budget("openings", 5_000).text)}
         run_alone(connection, save_refusals(refusal, site.instance.clock()))
-    found = doctor(site)
-    assert "peer certificate shop: Refused here, 12 times" in found
-    assert "The limit of openings for the peer is 5,000 and has been reached." in found
-    assert "servicebroker certificate budget" in found
+    report = doctor(site)
+    assert "peer certificate shop: Refused here, 12 times" in report
+    assert "The limit of openings for the peer is 5,000 and has been reached." in report
+    assert "servicebroker certificate budget" in report
     for name, amounts in (("own", {}), ("nobody", {}), ("shop", {"hats": 1}), ("shop", {"openings": 0})):
         with pytest.raises(sb.BrokerError) as error:
             site.instance.set_peer_budget(name, amounts)

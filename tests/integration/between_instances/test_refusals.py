@@ -111,9 +111,9 @@ def test_a_peer_that_is_no_broker_is_reported(two: Two) -> None:
     found = wait_for_finding(two.east, "peer TCP://127.0.0.1", "Refused here", "encryption algorithm")
     assert found["problem"].count("28027") == 1
     assert "ALTER ENDPOINT" in found["advice"]
-    said = CliRunner().invoke(app, ["status", "--instance", two.east.url], env={"COLUMNS": "300"}).output
+    report = CliRunner().invoke(app, ["status", "--instance", two.east.url], env={"COLUMNS": "300"}).output
     assert re.search(
-        r"1 connection refused with 28027, the last from TCP://127.0.0.1:\d+: Connection handshake failed", said
+        r"1 connection refused with 28027, the last from TCP://127.0.0.1:\d+: Connection handshake failed", report
     )
 
 
@@ -143,9 +143,8 @@ def test_a_peer_without_connect_permission_learns_no_names(two: Two, tmp_path: P
 def test_a_dropped_certificate_is_found_on_both_sides(two: Two) -> None:
     two.east.certificate("drop", "west")
     handle = two.send()
-    eventually(
-        lambda: "unknown ca" in two.west.status() or not two.send("x", handle=handle)
-    )  # some messages may still arrive
+    # some messages may still arrive
+    eventually(lambda: "unknown ca" in two.west.status() or not two.send("x", handle=handle))
     found = wait_for_finding(two.west, "It refuses us", "9751", f"peer {two.east.address}")
     assert "certificate export here and certificate import at the peer" in found["advice"]
     wait_for_finding(two.west, f"service {STOCK}", "unknown ca")

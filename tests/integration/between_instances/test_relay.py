@@ -316,11 +316,11 @@ def test_retention_keeps_messages_sent_to_another_instance(pair: Pair) -> None:
     pair.west.database.send(handle, ORDER, b"2")
     pair.rounds()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2"]
-    kept = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
-    assert query(pair.west.database, kept) == [(3, b"0"), (3, b"1"), (3, b"2")]
+    retained_sql = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
+    assert query(pair.west.database, retained_sql) == [(3, b"0"), (3, b"1"), (3, b"2")]
     pair.west.database.end_conversation(handle)
     pair.rounds()
-    assert query(pair.west.database, kept) == []
+    assert query(pair.west.database, retained_sql) == []
 
 
 @pytest.mark.feature(55)
@@ -330,7 +330,7 @@ def test_a_sender_to_another_instance_follows_retention(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     database.send(handle, ORDER, b"the way is remembered")
-    kept = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
+    retained_sql = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
     with sb.open(pair.west.instance.url, upkeep=None) as elsewhere:
         elsewhere.database("Test").alter_queue(ORDERS_QUEUE, retention=True)
     database.send(handle, ORDER, b"2")
@@ -338,11 +338,11 @@ def test_a_sender_to_another_instance_follows_retention(pair: Pair) -> None:
     with database.transaction() as transaction, transaction.pipeline():
         transaction.send(handle, ORDER, b"5")
     database.send([handle], ORDER, b"6")
-    assert query(database, kept) == [(3, b"%d" % number) for number in range(2, 7)]
+    assert query(database, retained_sql) == [(3, b"%d" % number) for number in range(2, 7)]
     database.alter_queue(ORDERS_QUEUE, retention=False)
     for body in (b"7", b"8"):
         database.send(handle, ORDER, body)
-    assert len(query(database, kept)) == 5
+    assert len(query(database, retained_sql)) == 5
     assert handle in database.catalog.channels
     pair.rounds()
     sent = [b"0", b"the way is remembered", *(b"%d" % number for number in range(2, 9))]
@@ -364,8 +364,8 @@ def test_retention_enabled_during_a_batch_to_another_instance(pair: Pair, monkey
         first_half = run(connection, only(statement))
         database.alter_queue(ORDERS_QUEUE, retention=True)
         assert run(connection, resume(sending.send(first_half), sending)) == 1
-    kept = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
-    assert query(database, kept) == [(3, b"3"), (3, b"4")]
+    retained_sql = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
+    assert query(database, retained_sql) == [(3, b"3"), (3, b"4")]
     pair.rounds()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2", b"3", b"4"]
 

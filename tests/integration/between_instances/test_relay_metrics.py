@@ -187,9 +187,9 @@ def test_arrivals_are_events_of_the_conversation(pair: Pair, event_log: pytest.L
     pair.rounds()
     pair.west.database.end_conversation(handle)
     pair.rounds()
-    subclasses = [one["subclass"] for one in event_fields(event_log, event) if one["role"] == "initiator"]
+    subclasses = [fields["subclass"] for fields in event_fields(event_log, event) if fields["role"] == "initiator"]
     assert subclasses[:2] == ["Received Sequenced Message", "Received END CONVERSATION"]
-    assert "Received END CONVERSATION Ack" in [one["subclass"] for one in event_fields(event_log, event)]
+    assert "Received END CONVERSATION Ack" in [fields["subclass"] for fields in event_fields(event_log, event)]
     assert changes(name, subclass="Received Sequenced Message") == 3
 
 
@@ -200,13 +200,15 @@ def test_errors_are_events_of_the_conversation(pair: Pair, event_log: pytest.Log
     (message,) = pair.east.database.receive(STOCK_QUEUE)
     pair.east.database.end_conversation(message.conversation_handle, error=(500, "no"))
     pair.rounds()
-    events = [one["subclass"] for one in event_fields(event_log, "Broker:Conversation") if one["role"] == "initiator"]
+    events = [
+        fields["subclass"] for fields in event_fields(event_log, "Broker:Conversation") if fields["role"] == "initiator"
+    ]
     assert events == ["Received END CONVERSATION WITH ERROR"]
     event_log.clear()
     gone = pair.west.database.begin_dialog(ORDERS, STOCK, contract="DEFAULT", encryption=False)
     pair.west.database.send(gone, "DEFAULT", b"x")  # the service does not accept this contract
     pair.rounds()
-    events = [one["subclass"] for one in event_fields(event_log, "Broker:Conversation")]
+    events = [fields["subclass"] for fields in event_fields(event_log, "Broker:Conversation")]
     assert events == ["Received Broker Error Message"]
     (dropped,) = event_fields(event_log, "Broker:Message Undeliverable")
     assert (dropped["subclass"], dropped["to_service"], dropped["sequence_number"]) == ("Sequenced Message", STOCK, "0")

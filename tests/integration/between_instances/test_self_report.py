@@ -26,15 +26,15 @@ def test_a_port_in_use_is_reported_until_it_is_free(two: Two) -> None:
         site.endpoint(encryption="DISABLED")
         site.serve()
         eventually(lambda: problems(site, "servicebroker serve"))
-        (said,) = problems(site, "servicebroker serve")
-        assert f"cannot listen on port {site.port} because it is in use" in said
-        assert "messages leave, but none come in. So it is since 2" in said
+        (problem,) = problems(site, "servicebroker serve")
+        assert f"cannot listen on port {site.port} because it is in use" in problem
+        assert "messages leave, but none come in. So it is since 2" in problem
     eventually(lambda: not problems(site, "servicebroker serve"))
 
 
 def test_a_daemon_that_listens_needs_no_endpoint(two: Two) -> None:
     site = two.west
     site.database.create_route("far", service_name="//far", address=two.east.address)
-    assert any("no endpoint" in one for one in problems(site, "network"))
+    assert any("no endpoint" in problem for problem in problems(site, "network"))
     site.serve("--listen", site.address.removeprefix("TCP://"))
     eventually(lambda: not problems(site, "network"))

@@ -107,25 +107,31 @@ class StorePair:
         )
 
     def send(self) -> None:
-        one = self._pick_endpoint(lambda one: one.is_open and (one.is_initiator or one.is_remote))
-        if one is not None:
-            name, body = ORDER if one.is_initiator else REPLY, self.rng.randbytes(self.rng.choice((0, 3, 9)))
-            self.database.send(one.handle, name, body)
-            self._copy(one, Content.DATA, name, body)
+        endpoint = self._pick_endpoint(
+            lambda endpoint: endpoint.is_open and (endpoint.is_initiator or endpoint.is_remote)
+        )
+        if endpoint is not None:
+            name, body = ORDER if endpoint.is_initiator else REPLY, self.rng.randbytes(self.rng.choice((0, 3, 9)))
+            self.database.send(endpoint.handle, name, body)
+            self._copy(endpoint, Content.DATA, name, body)
 
     def end(self) -> None:
-        one = self._pick_endpoint(lambda one: one.is_remote and one.is_open and one.send_sequence > 0)
-        if one is not None:
+        endpoint = self._pick_endpoint(
+            lambda endpoint: endpoint.is_remote and endpoint.is_open and endpoint.send_sequence > 0
+        )
+        if endpoint is not None:
             error = self.rng.choice((None, (1, "why")))
-            self.database.end_conversation(one.handle, error=error)
+            self.database.end_conversation(endpoint.handle, error=error)
             content = Content.ERROR if error else Content.END
-            self._copy(one, content, "", error_body(*error) if error else b"")
+            self._copy(endpoint, content, "", error_body(*error) if error else b"")
 
     def close_conversation(self) -> None:
-        one = self._pick_endpoint(lambda one: one.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR))
-        if one is not None:
-            self.database.end_conversation(one.handle)
-            self.tables.end(one)
+        endpoint = self._pick_endpoint(
+            lambda endpoint: endpoint.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)
+        )
+        if endpoint is not None:
+            self.database.end_conversation(endpoint.handle)
+            self.tables.end(endpoint)
 
     def route(self, row: Row) -> None:
         """Create a route to the mirrored pair of this row."""
@@ -171,9 +177,8 @@ class StorePair:
         assert created.state == state
         assert reached == target.endpoint._replace(honors_priority=created.honors_priority)
         another = target._replace(conversation_handle=self.real.new_handle())
-        self.run_on_both(
-            lambda store: _store_in_transaction(store, {}, {another.conversation_handle: another})
-        )  # the target exists already
+        # the target exists already
+        self.run_on_both(lambda store: _store_in_transaction(store, {}, {another.conversation_handle: another}))
 
     def _first_batch(self, *, is_whole: bool = True) -> Batch:
         """Return the first two messages of a conversation, or one fragment of the first."""
@@ -198,8 +203,8 @@ class StorePair:
     def acknowledge(self) -> None:
         news = {}
         for handle in self._choose_known_handles():
-            one = self.tables.endpoints.get(handle)
-            news[handle] = Acknowledged(self.rng.randint(0, one.send_sequence if one else 0), FAR)
+            endpoint = self.tables.endpoints.get(handle)
+            news[handle] = Acknowledged(self.rng.randint(0, endpoint.send_sequence if endpoint else 0), FAR)
         settled = self.run_on_both(lambda store: store.acknowledge(news))
         assert set(settled[0]) == news.keys()
 
@@ -411,21 +416,21 @@ def test_pages_are_sorted_in_every_plan(store_pair: StorePair) -> None:
 def test_parts_kept_for_a_target_that_closes_are_dropped(store_pair: StorePair) -> None:
     """Until the daemon stores its batch, it takes the endpoint for open and its kept parts for stored."""
     store_pair.open_target(is_empty=True)
-    (one,) = store_pair.tables.endpoints.values()
+    (endpoint,) = store_pair.tables.endpoints.values()
     whole, half = (Part(ORDER, Content.DATA, b"abcd", bytes([number] * 8)) for number in range(2))
     kept = Batch(0, 0, [Keep(0, 0, 2, half), Keep(1, 0, 1, whole)])
-    assert store_pair.run_on_both(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}, {}).stored) == [
-        one.handle
-    ]
+    assert store_pair.run_on_both(
+        lambda store: store.store({endpoint.handle: kept}, {endpoint.handle: "shop"}, {}).stored
+    ) == [endpoint.handle]
     found = store_pair.run_on_both(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
-    assert found == _plain([Stored(one.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 2_004, 2_004), 0.0)])
-    store_pair.run_on_both(lambda store: store.diverge({one.handle: Diverged(False, "it differs")}))
-    store_pair.database.end_conversation(one.handle)
-    store_pair.tables.end(one)
+    assert found == _plain([Stored(endpoint.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 2_004, 2_004), 0.0)])
+    store_pair.run_on_both(lambda store: store.diverge({endpoint.handle: Diverged(False, "it differs")}))
+    store_pair.database.end_conversation(endpoint.handle)
+    store_pair.tables.end(endpoint)
     late = Batch(0, 2, [Keep(0, 1, 2, half), Complete(0), Complete(1)], b"t" * 8)
     with store_pair.real.transaction(), store_pair.double.transaction():
-        real, double = (store.store({one.handle: late}, {}, {}) for store in (store_pair.real, store_pair.double))
-    assert real.stored == double.stored == real.closed == double.closed == [one.handle]
+        real, double = (store.store({endpoint.handle: late}, {}, {}) for store in (store_pair.real, store_pair.double))
+    assert real.stored == double.stored == real.closed == double.closed == [endpoint.handle]
     assert not real.queues
     assert not double.queues
     store_pair.check()
@@ -435,7 +440,7 @@ def test_parts_kept_for_a_target_that_closes_are_dropped(store_pair: StorePair) 
 def test_a_message_completed_before_an_error_keeps_its_body(store_pair: StorePair, *, is_off: bool) -> None:
     """The Error drops only the parts of later messages."""
     store_pair.open_target(is_empty=True)
-    (one,) = store_pair.tables.endpoints.values()
+    (endpoint,) = store_pair.tables.endpoints.values()
     ((queue,),) = query(
         store_pair.database, "select name from servicebroker.queues where queue_id = %s", store_pair.queue
     )
@@ -449,10 +454,10 @@ def test_a_message_completed_before_an_error_keeps_its_body(store_pair: StorePai
     )
     for batch in (begun, ended):
         with store_pair.real.transaction():
-            assert store_pair.real.store({one.handle: batch}, {}, {}).stored == [one.handle]
+            assert store_pair.real.store({endpoint.handle: batch}, {}, {}).stored == [endpoint.handle]
     if is_off:
         store_pair.database.alter_queue(queue, status=True)
-    assert [body for is_data, body in store_pair.read_queues()[1][one.handle] if is_data] == [b"01"]
+    assert [body for is_data, body in store_pair.read_queues()[1][endpoint.handle] if is_data] == [b"01"]
 
 
 def test_known_capabilities_of_a_broker_only_grow(store_pair: StorePair) -> None:

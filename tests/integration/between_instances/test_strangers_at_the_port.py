@@ -70,8 +70,8 @@ def test_strangers_cost_little_and_delay_nobody(
             time.sleep(SLICE_S / 2)
         count = attacker.end()
     assert count > 0
-    told = [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()]
-    record_property("strangers", f"{told}, {len(sent)} messages, {count} connections of strangers")
+    summary = [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()]
+    record_property("strangers", f"{summary}, {len(sent)} messages, {count} connections of strangers")
     eventually(lambda: waiting_messages(two.west.database) == 0)
     assert two.east.database.receive(STOCK_QUEUE) == []
 

@@ -88,9 +88,9 @@ def test_forwarding_is_disabled_and_enabled_at_run_time(three: tuple[Two, Site])
     text = "select to_service_name, hops_remaining, time_to_live from sys.dm_broker_forwarded_messages"
     eventually(lambda: query(middle.database, text) == [(STOCK, 16, 60)])
     two.east.serve()
-    found: list[sb.Message] = []
-    eventually(lambda: found.extend(two.east.database.receive(STOCK_QUEUE, wait=1)) or found)  # type: ignore[func-returns-value]
-    assert bodies(found) == [b"a"]
+    messages: list[sb.Message] = []
+    eventually(lambda: messages.extend(two.east.database.receive(STOCK_QUEUE, wait=1)) or messages)  # type: ignore[func-returns-value]
+    assert bodies(messages) == [b"a"]
 
 
 @pytest.mark.feature(121)

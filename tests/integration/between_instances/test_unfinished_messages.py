@@ -262,8 +262,8 @@ def test_doctor_and_status_report_unfinished_messages(pair: Pair, mallory: Stran
     )
     assert "certificate mallory" not in output_of(pair.east, "doctor")  # the missing fragments may still be in transit
     age(pair.east, 400)
-    found = output_of(pair.east, "doctor")
-    assert "peer with certificate mallory: 4 messages of 4 conversations are not complete" in found
+    output = output_of(pair.east, "doctor")
+    assert "peer with certificate mallory: 4 messages of 4 conversations are not complete" in output
 
 
 def age(site: Site, seconds: float) -> None:

@@ -151,8 +151,8 @@ def wrong_calls(
     for method, arguments in calls.items():
         for name in sorted(set(inspect.signature(getattr(database, method)).parameters) - PATIENT):
             for value in sample.sample(BAD_VALUES, len(BAD_VALUES) // 2) if sample else BAD_VALUES:
-                given = {key: f"new{next(numbers)}" if good == "%d" else good for key, good in arguments.items()}
-                yield method, name, value, {**given, name: value}
+                values = {key: f"new{next(numbers)}" if good == "%d" else good for key, good in arguments.items()}
+                yield method, name, value, {**values, name: value}
 
 
 @pytest.mark.parametrize("user", ["dbo", APP])
@@ -263,8 +263,8 @@ def test_wrong_arguments_of_an_instance_have_clear_errors(
                     except sb.ServiceBrokerError as problem:
                         refusal = str(problem)
                     except Exception as problem:
-                        said = f"{method}({name}={short_repr(value)}) raises {type(problem).__name__}"
-                        raise AssertionError(said) from problem
+                        pattern = f"{method}({name}={short_repr(value)}) raises {type(problem).__name__}"
+                        raise AssertionError(pattern) from problem
                     assert len(refusal) < LONGEST_TEXT + 100
 
 

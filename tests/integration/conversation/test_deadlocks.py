@@ -176,9 +176,8 @@ def test_a_joined_transaction_and_a_caught_deadlock(database: sb.Database, stock
         with database.transaction() as transaction:
             assert transaction.receive(STOCK_QUEUE, conversation_handle=target)
             both_hold.wait(10)
-            transaction.connection.execute(
-                "set local deadlock_timeout = '20s'"
-            )  # the other session detects the deadlock first
+            # the other session detects the deadlock first
+            transaction.connection.execute("set local deadlock_timeout = '20s'")
             take(transaction, stock)
 
     with psycopg.connect(database.instance.url) as connection:

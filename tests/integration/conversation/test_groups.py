@@ -278,8 +278,8 @@ def test_verbs_that_waited_for_a_move_find_the_new_group(database: sb.Database) 
         reader = in_thread(database.receive, ORDERS_QUEUE, conversation_handle=first)
         wait_until_blocked(database, 3)
     found = reader.result(10)
-    for one in waiting:
-        one.result(10)
+    for future in waiting:
+        future.result(10)
     found += database.receive(ORDERS_QUEUE, conversation_handle=first)
     assert bodies(found) == [b"0", b"1", b"2", b"sent while it moved"]
     assert {message.conversation_group_id for message in found} == {group_of(database, second)}

@@ -260,9 +260,8 @@ def test_upkeep_skips_locked_conversations(database: sb.Database, clock: Clock) 
     url, number = database.instance.url, queue_number(database, ORDERS_QUEUE)
     with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as listener:
         listener.execute("listen servicebroker")
-        listener.execute(
-            "insert into servicebroker.waiting_readers values (%s, -1)", (number,)
-        )  # as a waiting reader does
+        # as a waiting reader does
+        listener.execute("insert into servicebroker.waiting_readers values (%s, -1)", (number,))
         holder.execute(
             "select from servicebroker.conversation_endpoints where conversation_handle = %s for update", (handle,)
         )

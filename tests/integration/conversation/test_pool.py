@@ -282,8 +282,9 @@ def test_under_load_no_message_is_lost_or_follows_the_end(
     assert pool.errors() == []
     clock.jump(hours=1)
     pool.answer()
+    # closed targets are kept for a while
     left = leftovers(database).keys() - {
         "conversation_endpoints",
         "conversation_groups",
-    }  # closed targets are kept for a while
+    }
     assert not left

@@ -125,9 +125,8 @@ def test_an_endpoint_keeps_its_initial_priority(database: sb.Database) -> None:
     text = "select priority from sys.transmission_queue where conversation_handle = %s"
     assert query(database, text, waits) == [(7,)]
     database.create_service("//test/Nowhere", STOCK_QUEUE, [CONTRACT])
-    assert [message.priority for message in database.receive(STOCK_QUEUE)] == [
-        5
-    ]  # the target's priority, because its endpoint begins now
+    # the target's priority, because its endpoint begins now
+    assert [message.priority for message in database.receive(STOCK_QUEUE)] == [5]
 
 
 @pytest.mark.feature(72)

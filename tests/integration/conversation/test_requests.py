@@ -349,9 +349,8 @@ def test_a_request_stays_until_its_answer_however_late(database: sb.Database) ->
 
 def test_only_requests_are_dropped(database: sb.Database) -> None:
     """Other conversations keep their messages, also in a group whose id resembles that of a request."""
-    named = uuid.UUID(
-        int=0x5342_4400_0000_4000_8000_0000_0000_0001
-    )  # in the range of request groups, but a version 4 UUID
+    # in the range of request groups, but a version 4 UUID
+    named = uuid.UUID(int=0x5342_4400_0000_4000_8000_0000_0000_0001)
     handles = [begin(database), begin(database, related_conversation_group=named)]
     kept = time_out(database, keep=0, late_answers="handle")
     assert is_request(group_of(database, kept))

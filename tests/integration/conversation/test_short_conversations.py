@@ -273,9 +273,9 @@ def test_a_queue_that_was_dropped_meanwhile(own_database: sb.Database) -> None:
     begin_with(database, b"order")
     (message,) = database.receive(STOCK_QUEUE)
     with sb.open(database.instance.url, upkeep=None) as other:
-        there = other.database("Test")
-        there.drop_service(ORDERS)
-        there.drop_queue(ORDERS_QUEUE)
+        there_database = other.database("Test")
+        there_database.drop_service(ORDERS)
+        there_database.drop_queue(ORDERS_QUEUE)
     database.end_conversation(message.conversation_handle)
     assert state(database, message.conversation_handle) in ("CD", None)
 

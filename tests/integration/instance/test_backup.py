@@ -255,9 +255,8 @@ def test_dump_and_restore_as_commands(make_url: Callable[[], str], tmp_path: Pat
     url, other, file = make_url(), make_url(), tmp_path / "copy"
     with sb.open(url, upkeep=None) as instance_to_dump:
         original = Original(define_standard_set(instance_to_dump.database("Shop", create=True)))
-        assert "The instance is in" in run_instance_command(
-            "dump", file, "--instance", url
-        )  # the instance may be in use
+        # the instance may be in use
+        assert "The instance is in" in run_instance_command("dump", file, "--instance", url)
     assert "exists already" in run_instance_command("dump", file, "--instance", url)
     assert "There is no instance" in run_instance_command("dump", tmp_path / "x", "--instance", tmp_path / "nowhere")
     assert "pg_dump failed" in run_instance_command("dump", tmp_path / "no/folder", "--instance", url)

@@ -9,17 +9,17 @@ import message_path
 
 def files_of_stages(text: str) -> dict[str, set[str]]:
     """The files of each stage, in whatever order threads came to them; the counts of the titles follow from them."""
-    found: dict[str, set[str]] = {}
+    values_by_name: dict[str, set[str]] = {}
     part = stage = ""
     for line in text.splitlines():
         if line.startswith("  "):
-            found[part + stage] |= set(line.split())
+            values_by_name[part + stage] |= set(line.split())
         elif line in message_path.STAGES:
             stage = line
-            found[part + stage] = set()
+            values_by_name[part + stage] = set()
         elif line:
             part = line.partition(":")[0] + ", "
-    return found
+    return values_by_name
 
 
 def test_the_way_of_a_message_is_the_documented_one(make_instance_url: Callable[[], str]) -> None:

@@ -152,7 +152,7 @@ def test_check_mend_gives_a_queue_its_identity_again(fresh_database: sb.Database
 
 
 @pytest.mark.parametrize(
-    ("publication", "table", "said"),
+    ("publication", "table", "expected_text"),
     [
         ("for all tables", "Heap", "1 table (test_dbo.heap) without a replica identity"),
         ("for tables in schema test_dbo", "Heap", "1 table (test_dbo.heap) without a replica identity"),
@@ -166,15 +166,15 @@ def test_check_mend_gives_a_queue_its_identity_again(fresh_database: sb.Database
     ],
 )
 def test_doctor_names_tables_that_a_publication_blocks(
-    fresh_database: sb.Database, publication: str, table: str, said: str
+    fresh_database: sb.Database, publication: str, table: str, expected_text: str
 ) -> None:
     """Doctor finds what PostgreSQL refuses, and nothing else."""
     database = fresh_database
     database.execute_tsql(TSQL_TABLES)
     run_sql(database, f"create publication of_the_application {publication}")
-    assert said in "".join(blocking(database).values())
-    assert bool(blocking(database)) is bool(said)
-    if said:
+    assert expected_text in "".join(blocking(database).values())
+    assert bool(blocking(database)) is bool(expected_text)
+    if expected_text:
         with pytest.raises(psycopg.errors.Error, match=r"(?i)publi"):
             run_sql(database, f"update test_dbo.{table} set b = 1")
     else:

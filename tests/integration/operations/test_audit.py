@@ -211,7 +211,7 @@ def test_the_audit_can_be_searched_and_shown(database: sb.Database) -> None:
     url = database.instance.url
     database.create_queue("<b>Marked</b>")
     database.drop_queue("<b>Marked</b>")
-    assert [one["act"] for one in run_audit("--instance", url, "--text", "marked")] == ["DROP QUEUE", "CREATE QUEUE"]
+    assert [row["act"] for row in run_audit("--instance", url, "--text", "marked")] == ["DROP QUEUE", "CREATE QUEUE"]
     assert run_audit("--instance", url, "--who", "nobody at all") == []
     assert len(run_audit("--instance", url, "--since", "1h", "--top", "1")) == 1
     result = CliRunner().invoke(app, ["audit", "--instance", url, "--text", "MARKED"], catch_exceptions=False)

@@ -205,8 +205,8 @@ def test_the_command(fresh_database: sb.Database) -> None:
     broken = run()
     assert broken.returncode == 1
     assert broken.stdout.startswith("Msg 9711: The transmission queue is referencing")
-    told = run("--json")
-    assert (told.returncode, json.loads(told.stdout)["findings"][0]["number"]) == (1, 9711)
+    report = run("--json")
+    assert (report.returncode, json.loads(report.stdout)["findings"][0]["number"]) == (1, 9711)
     nowhere = run_command("check", "--instance", "/nonexistent")
     assert (nowhere.returncode, "no instance" in nowhere.stderr) == (1, True)
 
@@ -263,15 +263,15 @@ def checked_database(make_instance_url: Callable[[], str]) -> Iterator[sb.Databa
         yield database
 
 
-@pytest.mark.parametrize(("statement", "said"), CHANGED, ids=[text[:50] for text, _ in CHANGED])
-def test_changes_by_a_superuser_are_detected(checked_database: sb.Database, statement: str, said: str) -> None:
+@pytest.mark.parametrize(("statement", "expected_text"), CHANGED, ids=[text[:50] for text, _ in CHANGED])
+def test_changes_by_a_superuser_are_detected(checked_database: sb.Database, statement: str, expected_text: str) -> None:
     values = {"view": "test_dbo.stockqueue", "queue": queue_number(checked_database, STOCK_QUEUE)}
     with psycopg.connect(checked_database.instance.url) as connection:
         assert run(connection, find_changed_objects(100)) == []
         connection.execute(statement.format(**values).encode())
         found = [changes_of(*difference) for difference in run(connection, find_changed_objects(100))]
         connection.rollback()
-    assert any(said in text for text in found), found
+    assert any(expected_text in text for text in found), found
     assert len(found) <= 4
 
 

@@ -44,9 +44,8 @@ def test_without_the_role_nothing_is_done_and_no_body_shown(
         ]
         pages.append(browser.queue(database, ORDERS_QUEUE, text="secret"))
         found = browser.queue(database, ORDERS_QUEUE, text="not in any body")
-        assert ("No matching messages." in found) == (
-            role == Role.BODIES
-        )  # otherwise the search would reveal their content
+        # otherwise the search would reveal their content
+        assert ("No matching messages." in found) == (role == Role.BODIES)
         assert any("secret reply" in page for page in pages) == (role == Role.BODIES)
         assert browser.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/act/')]") == []
         token = browser.page("").xpath("//input[@name='form_token']/@value")
@@ -190,9 +189,8 @@ def test_only_the_proxy_may_name_the_user(database: sb.Database, browse: Callabl
     assert "does not name its user" in request_through_proxy(anyone, "10.1.2.3", None).text
     assert "does not name its user" in request_through_proxy(anyone, "10.1.2.3", "").text
     refused = listed.send_form("/login", {"name": "ann", "password": ""})
-    assert (
-        "The name or the password is wrong." in refused.text
-    )  # people without a password sign in through the proxy only
+    # people without a password sign in through the proxy only
+    assert "The name or the password is wrong." in refused.text
     spoken = request_through_proxy(browse(proxy=PROXY), "10.1.2.3", "ann", **{"x-forwarded-proto": "https"})
     assert "; Secure" in spoken.headers["set-cookie"]
 

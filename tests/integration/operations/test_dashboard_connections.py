@@ -130,8 +130,8 @@ def run_dashboard(folder: Path, *options: str) -> Iterator[Site]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    with run_dashboard(tmp_path) as there:
-        yield there
+    with run_dashboard(tmp_path) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +194,8 @@ def test_strangers_cost_the_dashboard_little(
             strangers.pause()
             time.sleep(SLICE_S / 2)
         count = strangers.end()
-    told = [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()]
-    record_property("strangers", f"{told}, {count} connections of strangers")
+    summary = [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()]
+    record_property("strangers", f"{summary}, {count} connections of strangers")
     assert count > 0
     assert "Traceback" not in "".join(said)
 
@@ -273,7 +273,7 @@ def impatient_dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 
 @pytest.mark.parametrize(
-    "said",
+    "expected_text",
     [
         pytest.param("", id="nothing"),
         pytest.param("GET /login HTTP/1.1\nx: ", id="head"),
@@ -281,8 +281,8 @@ def impatient_dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
         pytest.param("GET /login HTTP/1.1\nhost: 127.0.0.1:{port}\n\nGET /login HTTP/1.1\nx: ", id="second"),
     ],
 )
-def test_a_request_that_comes_slowly_is_ended(impatient_dashboard: Site, said: str) -> None:
-    with closing(impatient_dashboard.send(said.replace("{port}", str(impatient_dashboard.port)))) as connected:
+def test_a_request_that_comes_slowly_is_ended(impatient_dashboard: Site, expected_text: str) -> None:
+    with closing(impatient_dashboard.send(expected_text.replace("{port}", str(impatient_dashboard.port)))) as connected:
         started_at = time.monotonic()
         while not is_ended(connected) and time.monotonic() < started_at + ANSWER_TIMEOUT_S:
             with suppress(OSError):

@@ -57,11 +57,11 @@ def test_the_users_of_the_disk_are_named(
         connection.execute("select pg_create_physical_replication_slot(%s, true)", (slot,))
         try:
             connection.execute("select pg_logical_emit_message(false, 'x', repeat('x', 2000000))")
-            told = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).stdout
+            report = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).stdout
             page = browser.text("")
         finally:
             connection.execute("select pg_drop_replication_slot(%s)", (slot,))
-    for text in (told, page):
+    for text in (report, page):
         assert re.search(rf"queue {database.name}.dbo.{STOCK_QUEUE}\W.*It uses \d+ MB of the disk", text), text
         assert "its owner is dbo" in text
         assert f"replication slot {slot}" in text
@@ -92,8 +92,8 @@ def test_a_queue_without_readers_is_marked_as_by_doctor(
     assert row().get("class") == "note"  # workers read the queue at this rate
     assert "Limits of all workers together: at most 20/s" in browser.text("i/0/workers")
     assert "Limits of all workers at most 20/s" in browser.queue(database)
-    shown = CliRunner().invoke(command, ["status", "--instance", database.instance.url]).output
-    assert f"Limits of all workers of {database.name}.dbo.{STOCK_QUEUE}: at most 20/s" in shown
+    report = CliRunner().invoke(command, ["status", "--instance", database.instance.url]).output
+    assert f"Limits of all workers of {database.name}.dbo.{STOCK_QUEUE}: at most 20/s" in report
     assert database.receive(STOCK_QUEUE)
 
 

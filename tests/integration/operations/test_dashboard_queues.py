@@ -182,9 +182,8 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
         ):  # these pages list only some conversations, so the name may be missing
             assert MARKUP in page.text_content(), path
     assert MARKUP in browser.text("i/0/conversation", handle=far)
-    assert "ON" in browser.press(
-        browser.page("i/0/queue", database=database.name, queue=f"dbo.{queue}"), "switch"
-    )  # the form posts the name unescaped
+    # the form posts the name unescaped
+    assert "ON" in browser.press(browser.page("i/0/queue", database=database.name, queue=f"dbo.{queue}"), "switch")
 
 
 def test_only_the_beginning_of_a_large_body_is_fetched(database: sb.Database, browser: Browser) -> None:

@@ -74,6 +74,6 @@ def test_a_long_number_in_a_header_is_no_fault_of_the_server(browser: Browser, n
 def test_a_number_of_a_form_has_18_digits(database: sb.Database, browser: Browser, text: str) -> None:
     shown = send_messages(database, (ORDER, b"1"))
     for act, field in (("timer", "seconds"), ("end-with-error", "code")):
-        said = browser.press(browser.page("i/0/conversation", handle=shown), act, **{field: text, "text": "x"})
-        assert "must be a number of at most 18 digits" in said
-        assert len(said) < 300
+        report = browser.press(browser.page("i/0/conversation", handle=shown), act, **{field: text, "text": "x"})
+        assert "must be a number of at most 18 digits" in report
+        assert len(report) < 300

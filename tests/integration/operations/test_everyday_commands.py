@@ -130,11 +130,11 @@ def test_a_key_sends_once() -> None:
     assert json.loads(run(*once, "--json")) == {"conversation_handle": first, "message_sequence_number": None}
     (message,) = json.loads(run("receive", STOCK_QUEUE, "--json"))["messages"]
     assert message["priority"] == 9
-    for wrong, said in (
+    for wrong, expected_text in (
         (("send", "x", "--conversation", first, "--idempotency-key", "order 17"), "are for a new dialog"),
         (("end", first, "--description", "enough"), "it needs --error"),
     ):
-        assert said in refusal_of(*wrong)
+        assert expected_text in refusal_of(*wrong)
 
 
 def test_purge_deletes_all_messages_and_ends_ended_conversations() -> None:
@@ -301,9 +301,9 @@ def test_the_help_of_all_commands_shows_flags_without_a_value() -> None:
 @pytest.mark.parametrize("words", sorted(EXAMPLES))
 def test_the_help_of_a_command_ends_with_its_example(words: str) -> None:
     """The page of all commands runs these examples. Flags in them have no value."""
-    said = " ".join(run(*words.split(), "--help", columns=120).split())
-    assert f"Example: servicebroker {' '.join(EXAMPLES[words].split())}" in said
+    text = " ".join(run(*words.split(), "--help", columns=120).split())
+    assert f"Example: servicebroker {' '.join(EXAMPLES[words].split())}" in text
     assert EXAMPLES[words].startswith(words)
-    assert "<bool>" not in said
-    if "--json" in said:
-        assert "--json Print" in said or "--json Write" in said
+    assert "<bool>" not in text
+    if "--json" in text:
+        assert "--json Print" in text or "--json Write" in text

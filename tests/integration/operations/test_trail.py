@@ -106,8 +106,8 @@ def test_the_life_of_a_conversation(database: sb.Database) -> None:
         page = browser.get(f"/i/0/conversation?handle={handle}").text
         assert "3 messages, 0 to 2" in page
         assert f"transaction {came.transaction}" in page
-    shown = json.loads(command(database, "show", str(far), "--json"))["events"]
-    assert len(shown) == len(trail)
+    report = json.loads(command(database, "show", str(far), "--json"))["events"]
+    assert len(report) == len(trail)
     assert database.instance.check().findings == []
 
 

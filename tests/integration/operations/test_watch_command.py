@@ -83,8 +83,8 @@ def test_a_conversation_is_watched_until_it_is_over(database: sb.Database, run: 
     database.end_conversation(handle)
     database.receive(STOCK_QUEUE)
     database.end_conversation(far)
-    told = run(handle)
-    assert "closed" in told or "is not found" in told
+    report = run(handle)
+    assert "closed" in report or "is not found" in report
 
 
 @pytest.mark.parametrize(

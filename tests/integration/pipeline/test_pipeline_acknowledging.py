@@ -117,8 +117,8 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
     assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
     assert (feed.far_states(), feed.waiting_count()) == ({"CD": dialogs}, 0)
     with feed.database.instance.connection() as connection:
-        told = f"select count(*), count(distinct conversation_handle) from warehouse_dbo.{feed.reply_queue}"
-        assert connection.execute(told).fetchone() == (dialogs, dialogs)
+        summary = f"select count(*), count(distinct conversation_handle) from warehouse_dbo.{feed.reply_queue}"
+        assert connection.execute(summary).fetchone() == (dialogs, dialogs)
     if how == "archive":
         assert count_rows(feed, f"archived_{feed.queue_id}") == 3 * dialogs
 
@@ -422,9 +422,9 @@ def test_the_background_deletion_is_not_reported_as_blocking(feed, reader, ackno
     reader.latestOffset(first, ReadMaxRows(1))
     assert begun.wait(30)
     feed.dialog(b"later")
-    told = reader.reportLatestOffset()
+    progress = reader.reportLatestOffset()
     over.set()
-    assert (told["frontierLag"] > 0, "blockingPid" in told) == (True, False)
+    assert (progress["frontierLag"] > 0, "blockingPid" in progress) == (True, False)
 
 
 def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, acknowledge_concurrently):

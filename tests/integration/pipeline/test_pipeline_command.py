@@ -106,7 +106,7 @@ def test_queues_are_written_to_one_warehouse_and_quarantine_is_replayed(database
     assert {row["id"]: row["note"] for row in rows(path, "lines")} == dict.fromkeys([*range(20), 100, 200]) | {
         300: "[1.10,-0.0,12345678901234567890.123456789]"
     }
-    compacted = {one["table"]: one for one in pipeline_json("compact", path, "--keep-hours", "0")["tables"]}
+    compacted = {entry["table"]: entry for entry in pipeline_json("compact", path, "--keep-hours", "0")["tables"]}
     assert compacted["lines"]["merged"] >= 2
     assert compacted["lines"]["removed"] >= 2
     assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200, 300]
@@ -182,7 +182,7 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, 
     head = b"\0\0\0\0\1"
     feed.dialog(head + b'{"id": 1}', head + b'{"id": "x"}')
     path = write(feed, rule=f'registry = "http://127.0.0.1:{unused_port}"')
-    with start_run(path, "--once") as (run, events, said):
+    with start_run(path, "--once") as (run, events, expected_text):
         failed = wait_for_event(events, "queue restarts")
         unreachable = f"The schema registry at 'http://127.0.0.1:{unused_port}' cannot be reached ("
         assert failed["reason"].startswith(unreachable)
@@ -190,7 +190,7 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, 
             registry.add_schema(1, "JSON", {"properties": {"id": {"type": "integer"}}})
             assert wait_for_event(events, "batch")["batch"] == 0
             assert list(events)[-1]["event"] == "run ends"
-        assert run.wait(timeout=60) == 0, said
+        assert run.wait(timeout=60) == 0, expected_text
         (result,) = json.loads(run.stdout.read())["queues"]
     assert (result["batches"], result["restarts"] >= 1, result["state"]) == (1, True, "ended")
     assert [row["id"] for row in rows(path, "lines")] == [1]
@@ -269,14 +269,14 @@ def told_status(path):
 @pytest.mark.full
 def test_a_java_that_is_killed_is_said_also_by_the_status(feed, write):
     path = write(feed)
-    with start_run(path) as (run, events, said):
+    with start_run(path) as (run, events, expected_text):
         wait_for_event(events, "queue started")
         (java,) = (pid for pid, name in descendants(run.pid) if name == "java")
         os.kill(java, signal.SIGKILL)
         *_, last = events
         assert run.wait(timeout=60) == 1
         assert "Java, in which Spark runs, was killed (signal 9)" in last["message"]
-    assert said == []
+    assert expected_text == []
     assert "was killed (signal 9)" in told_status(path)["run"]["error"]
     assert "has failed: Java" in pipeline("status", path).stdout
 

@@ -189,8 +189,8 @@ def test_every_message_is_written_once_and_in_order_despite_kills(tmp_path, requ
         assert [feed.waiting_count() for feed in feeds] == [0, 0]
         sent = recorded_messages(instance)
     check(path, sent, moved=meddler.told["move"] > 0)
-    told = ", ".join(f"{count} {deed}" for deed, count in sorted(meddler.told.items()))
-    record_property("ledger", f"{len(sent):,} messages, {kills} kills; beside them {told}")
+    summary = ", ".join(f"{count} {deed}" for deed, count in sorted(meddler.told.items()))
+    record_property("ledger", f"{len(sent):,} messages, {kills} kills; beside them {summary}")
 
 
 def files(path, table):

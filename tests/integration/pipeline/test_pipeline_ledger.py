@@ -432,8 +432,8 @@ def test_every_message_is_written_once_and_in_order(stream_runs, request, record
         pass
     assert world.feed.waiting_count() == 0
     check(stream_runs)
-    told = ", ".join(f"{count} {name}" for name, count in sorted((world.done + stream_runs.seen).items()))
-    record_property("lives", f"{stream_runs.batches} batches; {told}")
+    summary = ", ".join(f"{count} {name}" for name, count in sorted((world.done + stream_runs.seen).items()))
+    record_property("lives", f"{stream_runs.batches} batches; {summary}")
 
 
 def check(stream_runs):

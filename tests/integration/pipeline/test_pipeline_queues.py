@@ -21,9 +21,9 @@ from support import eventually
 def attach_to(feeds, **options):
     """One reader of several queues."""
     first, *_ = feeds
-    given = {"queue": ", ".join(feed.queue for feed in feeds)} if "queuePattern" not in options else {}
+    values = {"queue": ", ".join(feed.queue for feed in feeds)} if "queuePattern" not in options else {}
     plain = {key: value for key, value in first.options.items() if key != "queue"}
-    return QueueStreamReader(source_options(plain | given | {"minPartitions": "2"} | options))
+    return QueueStreamReader(source_options(plain | values | {"minPartitions": "2"} | options))
 
 
 def by_queue(reader, start, end):
@@ -55,9 +55,9 @@ def test_one_source_reads_several_queues(feeds):
         assert (one.waiting_count(), other.waiting_count()) == (0, 1)
         assert reader.latestOffset(later, ALL) is later
         assert other.waiting_count() == 0
-        told = reader.reportLatestOffset()
-        assert (told["messagesRead"], told["bytesRead"], told["messagesBehind"]) == (3, 3, 0)
-        assert {one["queueName"] for one in told["queues"].values()} == {feed.queue for feed in feeds}
+        progress = reader.reportLatestOffset()
+        assert (progress["messagesRead"], progress["bytesRead"], progress["messagesBehind"]) == (3, 3, 0)
+        assert {one["queueName"] for one in progress["queues"].values()} == {feed.queue for feed in feeds}
         for feed in feeds:
             with pytest.raises(InstanceError, match="being read by another pipeline"):
                 attach(feed, claimTimeout="0").initialOffset()
@@ -302,7 +302,7 @@ def test_a_queue_that_has_come_and_is_empty_is_free_when_a_query_ends_by_itself(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected_text"),
     [
         ({"queue": "A, a"}, "names a queue twice"),
         ({"queue": "A,,B"}, "or none between two commas"),
@@ -314,6 +314,6 @@ def test_a_queue_that_has_come_and_is_empty_is_free_when_a_query_ends_by_itself(
         ({"queue": "A", "maxTriggerDelay": "soon"}, "must be a time such as 30s"),
     ],
 )
-def test_queues_that_cannot_be_meant_are_refused(given, said):
-    with pytest.raises(InstanceError, match=said):
+def test_queues_that_cannot_be_meant_are_refused(given, expected_text):
+    with pytest.raises(InstanceError, match=expected_text):
         source_options({"instance": "x", "database": "D"} | given)

@@ -216,15 +216,15 @@ def test_a_receive_is_refused_while_the_pipeline_reads_and_works_again_after(fee
         database.receive(feed.queue)
     assert feed.waiting_count() == 1
     reader.stop()
-    found: list[sb.Message] = []
+    messages: list[sb.Message] = []
 
     def receive() -> bool:  # the server frees the lock a moment after the connection is closed
         with contextlib.suppress(InstanceError):
-            found.extend(database.receive(feed.queue))
-        return bool(found)
+            messages.extend(database.receive(feed.queue))
+        return bool(messages)
 
     eventually(receive)
-    assert [message.message_body for message in found] == [b"a"]
+    assert [message.message_body for message in messages] == [b"a"]
 
 
 def test_a_pipeline_waits_for_a_transaction_that_has_received(feed, database):
@@ -341,8 +341,12 @@ def test_a_stream_from_the_latest_offset_skips_older_messages(feed):
     reader = attach(feed, startingOffsets="latest")
     start = reader.initialOffset()
     assert reader.latestOffset(start, ALL) is start
-    told = reader.reportLatestOffset()
-    assert (told["messagesBehind"], "oldestMessageSeconds" in told) == (0, False)  # that one is left, not behind
+    progress = reader.reportLatestOffset()
+    # that one is left, not behind
+    assert (progress["messagesBehind"], "oldestMessageSeconds" in progress) == (
+        0,
+        False,
+    )
     feed.database.send(handle, LINE, b"after")
     assert reader.reportLatestOffset()["messagesBehind"] == 1
     end = reader.latestOffset(start, ALL)
@@ -451,10 +455,10 @@ def test_the_progress_reports_the_lag_and_the_blocking_session(feed, reader):
         pid = slow.connection.info.backend_pid
         feed.database.send(handle, LINE, b"held back")
         assert reader.latestOffset(end, ALL) is end
-        told = reader.reportLatestOffset()
-        assert (told["messagesBehind"], told["blockingPid"]) == (2, pid)
-        assert told["frontierLag"] >= 1
-        assert told["oldestMessageSeconds"] >= 0
+        progress = reader.reportLatestOffset()
+        assert (progress["messagesBehind"], progress["blockingPid"]) == (2, pid)
+        assert progress["frontierLag"] >= 1
+        assert progress["oldestMessageSeconds"] >= 0
 
 
 def test_bodies_from_nothing_to_twenty_megabytes_arrive(feed, reader):

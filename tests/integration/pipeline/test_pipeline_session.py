@@ -205,7 +205,7 @@ Type --help for more information.
 
 
 @pytest.mark.parametrize(
-    ("problem", "said", "why"),
+    ("problem", "expected_text", "why"),
     [
         (OSError("exited"), BANNER + "Invalid maximum heap size: -Xmx1q\n", "Invalid maximum heap size: -Xmx1q"),
         (OSError("exited"), BANNER, "exited"),
@@ -232,5 +232,5 @@ Type --help for more information.
         ),
     ],
 )
-def test_why_spark_does_not_start_is_no_banner(problem, said, why):
-    assert spark_session_module._start_error(problem, said) == why
+def test_why_spark_does_not_start_is_no_banner(problem, expected_text, why):
+    assert spark_session_module._start_error(problem, expected_text) == why

@@ -141,10 +141,10 @@ def test_the_progress_of_spark_reports_the_blocking_session(feed, land):
         slow.send(feed.dialog(), LINE, b"slow")
         feed.dialog(b"held back")
         query = land()
-        told = json.loads(query.lastProgress["sources"][0]["latestOffset"])
-        assert (told["messagesBehind"], told["blockingPid"]) == (2, slow.connection.info.backend_pid)
-    assert told["oldestMessageSeconds"] >= 0
-    assert told["frontierLag"] >= 1
+        progress = json.loads(query.lastProgress["sources"][0]["latestOffset"])
+        assert (progress["messagesBehind"], progress["blockingPid"]) == (2, slow.connection.info.backend_pid)
+    assert progress["oldestMessageSeconds"] >= 0
+    assert progress["frontierLag"] >= 1
 
 
 def test_a_batch_that_landed_but_was_not_acknowledged_lands_once(feed, land, tmp_path):
@@ -298,8 +298,8 @@ def test_a_stream_goes_from_queue_to_queue_once_also_when_its_commit_fails_after
         return query
 
     query = pump()
-    told = json.loads(query.lastProgress["sources"][0]["latestOffset"])
-    assert (told["messagesBehind"], told["queue"]) == (
+    progress = json.loads(query.lastProgress["sources"][0]["latestOffset"])
+    assert (progress["messagesBehind"], progress["queue"]) == (
         0,
         json.loads(query.lastProgress["sources"][0]["endOffset"])["queue"],
     )

@@ -538,7 +538,7 @@ def test_a_batch_whose_conversation_fails_is_not_sent(feed):
 
 
 def test_rows_go_to_another_instance(pair):
-    given = {
+    values = {
         "instance": pair.west.instance.url,
         "database": "Test",
         "fromService": ORDERS,
@@ -548,7 +548,7 @@ def test_rows_go_to_another_instance(pair):
         "conversations": "1",
         "encryption": "off",
     }
-    chosen = writer_options(given)
+    chosen = writer_options(values)
     for batch in range(2):
         written = write_rows(chosen, "far", iter([rows(*[b"%d" % (n + 7 * batch) for n in range(7)])]))
         assert commit_rows(chosen, [written], batch, finish=False)

@@ -215,9 +215,9 @@ def test_an_incomplete_binding_acts_as_public(sides: Sides) -> None:
         assert sides.talk() == "Seller"
         for words, spoil, mend in cases[:-1]:
             spoil()
-            said = sides.talk()
-            assert "it acts as public" in said
-            assert words in said
+            report = sides.talk()
+            assert "it acts as public" in report
+            assert words in report
             with sides.grant("public"):
                 assert sides.talk() == "public"
             mend()

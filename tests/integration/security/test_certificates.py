@@ -28,9 +28,8 @@ class Terminal:
             result = CliRunner().invoke(certificate.app, arguments, env=own)
             assert result.exit_code == 0, result.exception
             return result.stdout
-        done = run_command(
-            "certificate", *arguments, env=os.environ | own
-        )  # only a new process shows how a command ends
+        # only a new process shows how a command ends
+        done = run_command("certificate", *arguments, env=os.environ | own)
         assert done.returncode == code, done.stderr
         assert done.stderr.count("\n") == 1
         return done.stderr
@@ -47,10 +46,10 @@ def terminal(fresh_instance: sb.Instance, tmp_path: Path) -> Terminal:
 def test_from_create_to_drop(fresh_instance: sb.Instance, terminal: Terminal, tmp_path: Path) -> None:
     assert terminal("list") == "No certificates yet.\n"
     terminal("create", "west", "--days", "30")
-    (told,) = json.loads(terminal("list", "--json"))["certificates"]
-    assert (told["name"], told["is_own"], told["subject"]) == ("west", True, "CN=west")
-    assert terminal.files() == [f"{told['sha256']}.pem"]
-    assert told["sha256"] in terminal("list")
+    (shown_row,) = json.loads(terminal("list", "--json"))["certificates"]
+    assert (shown_row["name"], shown_row["is_own"], shown_row["subject"]) == ("west", True, "CN=west")
+    assert terminal.files() == [f"{shown_row['sha256']}.pem"]
+    assert shown_row["sha256"] in terminal("list")
     file = tmp_path / "west.pem"
     terminal("export", "WEST", str(file))
     assert file.read_text() == terminal("export", "west")
@@ -65,9 +64,9 @@ def test_from_create_to_drop(fresh_instance: sb.Instance, terminal: Terminal, tm
     terminal("drop", "west")
     assert terminal.files() == []
     assert terminal("list") == "No certificates yet.\n"
-    assert told["sha256"] in terminal("import", "peer", str(file))
-    (told,) = json.loads(terminal("list", "--json"))["certificates"]
-    assert (told["name"], told["is_own"]) == ("peer", False)
+    assert shown_row["sha256"] in terminal("import", "peer", str(file))
+    (shown_row,) = json.loads(terminal("list", "--json"))["certificates"]
+    assert (shown_row["name"], shown_row["is_own"]) == ("peer", False)
 
 
 def test_invalid_certificate_commands_are_refused(
@@ -94,6 +93,6 @@ def test_invalid_certificate_commands_are_refused(
 
 
 def test_a_missing_instance_is_reported(make_url: Callable[[], str], tmp_path: Path) -> None:
-    said = Terminal(str(tmp_path / "nowhere"), tmp_path / "keys")("create", "west", code=1)
-    assert "There is no instance" in said
+    report = Terminal(str(tmp_path / "nowhere"), tmp_path / "keys")("create", "west", code=1)
+    assert "There is no instance" in report
     assert not (tmp_path / "nowhere").exists()

@@ -212,9 +212,8 @@ def test_why_messages_wait_and_that_they_leave_when_it_is_mended(pair: Pair, tmp
     west.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock")
     waits("there is no security certificate bound to the database principal (Id: 1)")  # 9731: the owner has none
     west.create_certificate("orders", encryption_password=PASSWORD)
-    waits(
-        "there is no security certificate bound to the database principal"
-    )  # 9731: the binding's user has none, either
+    # 9731: the binding's user has none, either
+    waits("there is no security certificate bound to the database principal")
     west.create_certificate("theirs", file=tmp_path / "stock.pem", authorization="Stock")
     waits("is password protected")  # 9737
     west.alter_certificate("orders", remove_private_key=True)

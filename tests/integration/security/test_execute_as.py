@@ -160,11 +160,11 @@ def test_a_cookie_is_needed_to_go_back(session: Session) -> None:
 
 def test_a_refusal_of_revert_ends_the_batch(session: Session) -> None:
     session.execute("EXECUTE AS USER = 'Clerk' WITH NO REVERT")
-    told: list[object] = []
-    session.machine.listener = told.append
+    results: list[object] = []
+    session.machine.listener = results.append
     session.run("REVERT; PRINT 'not reached'")
-    assert [said.number for said in told if isinstance(said, TsqlError)] == [15196]
-    assert len(told) == 1
+    assert [said.number for said in results if isinstance(said, TsqlError)] == [15196]
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize(

@@ -141,11 +141,11 @@ def test_every_function_with_hostile_arguments(two_roles: TwoRoles, seeded_rando
         for text in calls[:: len(calls) // 3]:  # with a savepoint, in a transaction, on an older snapshot
             with mallory.transaction(force_rollback=True):
                 hostile_role.say(mallory, [text])
-        said, tried = hostile_role.say(mallory, calls)
-        assert SECRET.hex() not in said
-        assert SECRET.decode() not in said
+        summary, tried = hostile_role.say(mallory, calls)
+        assert SECRET.hex() not in summary
+        assert SECRET.decode() not in summary
         keys = owner.execute("select key::text from servicebroker.fenced_roles where postgres_role = %s", (ALICE,))
-        assert not any(key in said for (key,) in keys.fetchall())
+        assert not any(key in summary for (key,) in keys.fetchall())
         assert Counter(row.sqlstate for row in tried)[""] > len(tried) / 4  # most refusals are returned as rows
         assert not {attempt for attempt in tried if attempt.sqlstate.startswith(("XX", "58"))}
         after = hostile_role.digest(owner)
@@ -204,8 +204,10 @@ class Mallory(Thread):
                     self.rests.set()
                     self.may.wait(0.1)
                     continue
-                said, tried = hostile_role.say(mallory, list(hostile_role.calls(functions, self.heard_of, self.rng, 1)))
-                self.heard.add(said)
+                summary, tried = hostile_role.say(
+                    mallory, list(hostile_role.calls(functions, self.heard_of, self.rng, 1))
+                )
+                self.heard.add(summary)
                 self.tried += len(tried)
                 self.done += sum(not attempt.sqlstate for attempt in tried)
                 self.tried += len(hostile_role.attempt(mallory, self.rng.sample(texts, 20), undo=True))

@@ -37,20 +37,20 @@ class Fence(NamedTuple):
     role: psycopg.Connection[Any]
     handle: UUID
 
-    def call(self, function: str, *given: object) -> list[tuple[Any, ...]]:
-        places = ", ".join("%s" for _ in given)
-        return self.role.execute(SQL(f"select * from servicebroker_fence.{function}({places})"), given).fetchall()
+    def call(self, function: str, *arguments: object) -> list[tuple[Any, ...]]:
+        places = ", ".join("%s" for _ in arguments)
+        return self.role.execute(SQL(f"select * from servicebroker_fence.{function}({places})"), arguments).fetchall()
 
     def track(self, **other: object) -> None:
-        given = {"number": 0, "type": 14, "failures": 1, "first": "now", "error": "x", "last": "x", "after": "60"}
-        self.call("track_failure", self.database.database_id, self.handle, *(given | other).values())
+        values = {"number": 0, "type": 14, "failures": 1, "first": "now", "error": "x", "last": "x", "after": "60"}
+        self.call("track_failure", self.database.database_id, self.handle, *(values | other).values())
 
     def set_aside(self, **other: object) -> None:
-        given = {
+        values = {
             **{"number": 0, "type": 14, "body": b"x", "enqueued": "now", "failures": 1, "first": "now", "error": "x"},
             **{"traceback": "x"},
         }
-        self.call("set_aside", self.database.database_id, self.handle, *(given | other).values())
+        self.call("set_aside", self.database.database_id, self.handle, *(values | other).values())
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +101,14 @@ def test_failure_times_are_not_in_the_future(fence: Fence) -> None:
     """The caller's clock may be fast."""
     fence.track(first="2345-01-01", failures=MAX_FAILURE_COUNT, after="3155759999", number=2**63 - 1)
     fence.set_aside(first="2345-01-01", enqueued="2345-01-01", error="e" * 10_000, traceback="t" * 300_000)
-    (failed,), (kept,) = take_stored(fence)
+    (failed,), (set_aside,) = take_stored(fence)
     now = datetime.now(UTC)
-    times = [value for value in (*failed, *kept) if isinstance(value, datetime)]
+    times = [value for value in (*failed, *set_aside) if isinstance(value, datetime)]
     assert len(times) == 6
     assert sorted(times)[-1] - now < timedelta(days=36526)
     assert [time for time in times if time > now + timedelta(seconds=1)] == [sorted(times)[-1]]  # held until then
-    assert max(len(value) for value in kept if isinstance(value, str)) == 200_000
-    assert "e" * MAX_ERROR_CHARACTERS in kept
+    assert max(len(value) for value in set_aside if isinstance(value, str)) == 200_000
+    assert "e" * MAX_ERROR_CHARACTERS in set_aside
 
 
 def test_a_role_learns_nothing_of_conversations_in_other_queues(fence: Fence) -> None:
@@ -234,8 +234,8 @@ def test_a_reader_goes_on_after_an_impossible_time(fence: Fence) -> None:
 
 
 def test_methods_return_rows_with_impossible_times(insert_old_rows: Fence) -> None:
-    (kept,) = insert_old_rows.database.set_aside_messages()
-    assert (kept.message_enqueue_time, kept.first_failed_at) == (EARLIEST, LATEST)
+    (dead_letter,) = insert_old_rows.database.set_aside_messages()
+    assert (dead_letter.message_enqueue_time, dead_letter.first_failed_at) == (EARLIEST, LATEST)
 
 
 def test_an_upgrade_makes_them_possible(insert_old_rows: Fence) -> None:
@@ -243,9 +243,9 @@ def test_an_upgrade_makes_them_possible(insert_old_rows: Fence) -> None:
         connection.execute("delete from servicebroker.migrations where number = 421")
     with sb.open(insert_old_rows.database.instance.url, upkeep=None):
         pass
-    (failed,), (kept,) = take_stored(insert_old_rows)
+    (failed,), (set_aside,) = take_stored(insert_old_rows)
     now = datetime.now(UTC)
-    assert all(value <= now for value in (*failed, *kept) if isinstance(value, datetime))
+    assert all(value <= now for value in (*failed, *set_aside) if isinstance(value, datetime))
     assert (
         query(insert_old_rows.database, "select held_until from servicebroker.queues where held_until is not null")
         == []
@@ -269,9 +269,9 @@ def begin(fence: Fence) -> UUID:
     return UUID(str(fence.call("begin_dialog", "Bounds", "//own", "//own")[0][0]))
 
 
-def refusal_of(fence: Fence, function: str, *given: object) -> str:
+def refusal_of(fence: Fence, function: str, *arguments: object) -> str:
     with pytest.raises(psycopg.Error, match="Msg 10928") as refusal:
-        fence.call(function, *given)
+        fence.call(function, *arguments)
     return str(refusal.value)
 
 
@@ -316,7 +316,7 @@ def test_a_conversation_counts_until_its_target_has_ended(fence: Fence, set_limi
 
 
 @pytest.mark.parametrize(
-    ("amounts", "bodies", "said"),
+    ("amounts", "bodies", "expected_text"),
     [
         ({"messages": 3}, [b"x", b"", b"x"], "messages that wait on a conversation for the role is 3"),
         ({"bytes": 1_000}, [bytes(400), bytes(600)], "bytes that wait on a conversation for the role is 1000"),
@@ -324,15 +324,15 @@ def test_a_conversation_counts_until_its_target_has_ended(fence: Fence, set_limi
     ],
 )
 def test_a_role_has_so_much_waiting_on_a_conversation(
-    fence: Fence, set_limits: Callable[..., None], amounts: dict[str, int], bodies: list[bytes], said: str
+    fence: Fence, set_limits: Callable[..., None], amounts: dict[str, int], bodies: list[bytes], expected_text: str
 ) -> None:
     handle = begin(fence)
     set_limits(**amounts)
     for body in bodies:
         fence.call("send", handle, sb.DEFAULT, body)
-    assert said in refusal_of(fence, "send", handle, sb.DEFAULT, b"y")
+    assert expected_text in refusal_of(fence, "send", handle, sb.DEFAULT, b"y")
     upkeep_of(fence)  # delivered, and not received
-    assert said in refusal_of(fence, "send", handle, sb.DEFAULT, b"y")
+    assert expected_text in refusal_of(fence, "send", handle, sb.DEFAULT, b"y")
     received = fence.database.receive("Own", conversation_handle=peer_handle(fence.database, handle))
     assert [message.message_body or b"" for message in received] == bodies
     fence.call("send", handle, sb.DEFAULT, b"y")

@@ -237,8 +237,8 @@ def test_a_restricted_roles_policy_puts_a_message_back(two_urls: TwoUrls) -> Non
 
     with sb.open(two_urls.restricted) as instance:
         assert instance.database("Test").process(ORDERS_QUEUE, fail, poison=judged_failure) == 3
-    (kept,) = two_urls.database.set_aside_messages()
-    assert kept.message_body == b"bad"
+    (dead_letter,) = two_urls.database.set_aside_messages()
+    assert dead_letter.message_body == b"bad"
     assert query(two_urls.database, "select from pg_locks where locktype = 'advisory'") == []
     for each_handle in (handle, asked.conversation_handle):
         two_urls.database.end_conversation(each_handle)

@@ -75,10 +75,10 @@ def deliver_now(shop: sb.Database) -> None:
 
 
 def test_the_application_of_the_how_to_works(shop: sb.Database, url: str) -> None:
-    found: dict[str, Any] = {"sb": sb, "url_of_orders_app": url}
-    exec(blocks("python")[1], found)
-    assert found["db"].user.name == ROLE
-    assert found["answers"] == []
+    values_by_name: dict[str, Any] = {"sb": sb, "url_of_orders_app": url}
+    exec(blocks("python")[1], values_by_name)
+    assert values_by_name["db"].user.name == ROLE
+    assert values_by_name["answers"] == []
     deliver_now(shop)
     (order,) = shop.receive("StockQueue")
     assert order.message_body == b"teapot"
@@ -246,8 +246,8 @@ def test_a_poison_policy_of_the_role(shop: sb.Database, url: str) -> None:
 
         assert app.process("OrdersQueue", fail, poison=judge) == 3
         assert tried == [1, 2, 3]
-        (kept,) = shop.set_aside_messages()
-        assert (kept.message_body, kept.failures, kept.queue) == (b"bad", 3, "dbo.OrdersQueue")
+        (dead_letter,) = shop.set_aside_messages()
+        assert (dead_letter.message_body, dead_letter.failures, dead_letter.queue) == (b"bad", 3, "dbo.OrdersQueue")
         assert query(shop, "select from servicebroker.failed_messages") == []
 
 
@@ -308,9 +308,8 @@ def test_a_role_with_rights_on_tables_is_named_and_loses_them(shop: sb.Database,
 def test_the_dashboard_shows_a_restricted_role_its_own(
     shop: sb.Database, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "servicebroker.dashboard.pages.limit_for", lambda queues: 0
-    )  # its own messages are counted completely
+    # its own messages are counted completely
+    monkeypatch.setattr("servicebroker.dashboard.pages.limit_for", lambda queues: 0)
     dashboard = Dashboard([url], token=None)
     browser = TestClient(dashboard, base_url="http://127.0.0.1")
     assert "Links to peers" in browser.get("/").text

@@ -140,9 +140,9 @@ def test_a_conversation_between_two_instances_as_the_tutorial_begins_it(
             daemons.append(ServeProcess(sides[me].url, tmp_path / me))
 
         def run(me: str, script: str) -> list[tuple[object, ...]]:
-            given = {"me": me, "peer": names[me], "port": ports[me], "peer_port": ports[names[me]]}
+            values = {"me": me, "peer": names[me], "port": ports[me], "peer_port": ports[names[me]]}
             contract = "([//two/Contract])" if me == "Target" else ""
-            text = script.format(**given, folder=tmp_path, contract=contract)
+            text = script.format(**values, folder=tmp_path, contract=contract)
             return sides[me].database("master", create=True).execute_tsql(text).rows
 
         for script in (ENDPOINT, PARTNER):
@@ -262,8 +262,8 @@ def test_the_command_line_of_a_domain(two: Two, tmp_path: Path) -> None:
     assert "was used already" in domain(two.east, "join", token, "--folder", folder, code=1)
     assert "is revoked" in domain(west, "revoke", "shop", "--folder", folder)
     assert "revoked 20" in domain(west, "show", "--folder", folder)
-    told = domain(west, "show", "--folder", folder, "--json")
-    assert '"CORP\\\\shop": "20' in told
+    report = domain(west, "show", "--folder", folder, "--json")
+    assert '"CORP\\\\shop": "20' in report
     assert "0 answered." in domain(west, "answer", "--folder", folder)
     for arguments, words in [
         (("create", "--folder", folder), "There is a domain in"),

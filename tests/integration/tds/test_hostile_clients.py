@@ -104,10 +104,10 @@ def test_attackers_delay_nobody(
                     assert b"\xad" in another.sign_in("sa", PASSWORD)
             time.sleep(SLICE_S / 2)
         are_judged = duration_s >= MIN_JUDGED_S
-        told = [times.check(are_judged=are_judged), costs.check(len(names))]
+        summary = [times.check(are_judged=are_judged), costs.check(len(names))]
         if are_judged:
-            told.append(times.wait_until_restored(measure))
-    record_property("hostile clients", str(told))
+            summary.append(times.wait_until_restored(measure))
+    record_property("hostile clients", str(summary))
 
 
 @pytest.mark.parametrize("megabytes", [32, pytest.param(512, marks=pytest.mark.full)])

@@ -250,8 +250,10 @@ def rows(driver: Any, sql: str, *values: Any) -> list[Any]:
 def test_python_tds_reads_and_writes_values(driver: Any) -> None:
     values = (5, "grüß", None, Decimal("1.25"), datetime(2026, 1, 2, 3, 4, 5), "y" * 100_000)
     assert rows(driver, "SELECT %s, %s, %s, %s, %s, %s", *values) == [values]
-    found = rows(driver, "SELECT CAST(1 AS bit), CAST(2.5 AS money), CAST('x' AS char(3)), 0x01, CAST(N'<a/>' AS xml)")
-    assert found == [(True, Decimal("2.5"), "x  ", b"\1", "<a/>")]
+    result_rows = rows(
+        driver, "SELECT CAST(1 AS bit), CAST(2.5 AS money), CAST('x' AS char(3)), 0x01, CAST(N'<a/>' AS xml)"
+    )
+    assert result_rows == [(True, Decimal("2.5"), "x  ", b"\1", "<a/>")]
 
 
 def test_python_tds_leads_a_dialog(driver: Any) -> None:

@@ -189,11 +189,11 @@ def test_no_string_and_no_name_is_mistaken_for_sql(db: sb.Database) -> None:
         words = {"s": evil.replace("'", "''"), "b": evil.replace("]", "]]"), "q": evil.replace('"', '""')}
         for place in PLACES:
             script = place.format(**words)
-            said: list[object] = []
-            with Session(db, said.append) as session:
+            results: list[object] = []
+            with Session(db, results.append) as session:
                 session.run(script)
             assert query(db, "select to_regclass('servicebroker.databases') is not null") == [(True,)], script
-            errors = [one for one in said if isinstance(one, sb.TsqlError)]
+            errors = [one for one in results if isinstance(one, sb.TsqlError)]
             unlike += [(script, str(one)) for one in errors if "PostgreSQL" in one.text or one.line < 1]
             ran += not errors
     assert unlike == []

@@ -66,10 +66,10 @@ SOURCES = {"grammar": grammar, "snippets": snippets, "strings": strings, "listin
 
 def numbers_of(database: sb.Database, script: str) -> list[int]:
     """Return the numbers of a run's refusals in a new session, without those that no text tells."""
-    said: list[object] = []
-    with Session(database, said.append) as session:
+    results: list[object] = []
+    with Session(database, results.append) as session:
         session.run(script)
-    return [one.number for one in said if isinstance(one, TsqlError) and not _AT_THE_RUN.search(one.text)]
+    return [item.number for item in results if isinstance(item, TsqlError) and not _AT_THE_RUN.search(item.text)]
 
 
 def disagreement(script: str, found: list[Finding], numbers: list[int]) -> bool:

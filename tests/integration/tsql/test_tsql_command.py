@@ -62,8 +62,8 @@ def test_queues_start_their_readers_while_a_script_runs(sql: Callable[..., Any],
     assert "for the log" not in done.stdout
     assert time.monotonic() - began < 20  # the reader would wait for a minute
     assert sql("-d", "Echo", "-Q", SPEAK).exit_code == 0
-    told = sql("-d", "Echo", "--json", "-Q", "SELECT body FROM Heard").stdout
-    assert json.loads(told)["results"][0] == {"columns": ["body"], "rows": [["hello"], ["hello"]]}
+    report = sql("-d", "Echo", "--json", "-Q", "SELECT body FROM Heard").stdout
+    assert json.loads(report)["results"][0] == {"columns": ["body"], "rows": [["hello"], ["hello"]]}
 
 
 def test_an_error_is_shown_and_the_next_batch_runs(sql: Callable[..., Any]) -> None:

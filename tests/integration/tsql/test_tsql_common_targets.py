@@ -38,14 +38,14 @@ def work(targets_database: sb.Database) -> sb.Database:
 
 
 def test_a_table_is_a_queue(work: sb.Database) -> None:
-    with work.tsql_session() as one, work.tsql_session() as other:
-        one.execute("BEGIN TRANSACTION")
-        other.execute("BEGIN TRANSACTION")
-        assert one.execute(TAKE).rows == [("a", 1, "a")]
-        assert other.execute(TAKE).rows == [("b", 2, "b")]  # and does not wait
-        one.execute("ROLLBACK")
-        assert other.execute(TAKE).rows == [("a", 1, "a")]
-        other.execute("COMMIT")
+    with work.tsql_session() as first, work.tsql_session() as second:
+        first.execute("BEGIN TRANSACTION")
+        second.execute("BEGIN TRANSACTION")
+        assert first.execute(TAKE).rows == [("a", 1, "a")]
+        assert second.execute(TAKE).rows == [("b", 2, "b")]  # and does not wait
+        first.execute("ROLLBACK")
+        assert second.execute(TAKE).rows == [("a", 1, "a")]
+        second.execute("COMMIT")
     take = TAKE.replace("deleted.What, deleted.*", "deleted.Id, deleted.What INTO @got (Id, Task)")
     text = f"DECLARE @got TABLE (Id INT, Task NVARCHAR(20)); {take} SELECT @@ROWCOUNT, * FROM @got"
     assert rows(work, text) == [(1, 3, "a")]
@@ -69,8 +69,8 @@ def test_rows_are_updated_through_it(work: sb.Database) -> None:
     OUTPUT deleted.What, deleted.Number WHERE Number > @least
     """
     assert rows(work, "DECLARE @least INT = 5;" + text) == [("a", 6)]
-    found = rows(work, "SELECT Task, Taken, Tries FROM Work WHERE Tries > 0")
-    assert found == [("a!", datetime(2020, 1, 2), 6)]
+    result_rows = rows(work, "SELECT Task, Taken, Tries FROM Work WHERE Tries > 0")
+    assert result_rows == [("a!", datetime(2020, 1, 2), 6)]
     text = "UPDATE x SET Tries = 9 OUTPUT inserted.* FROM x JOIN Urgent u ON u.Task = x.Task"
     text = f"WITH x AS (SELECT Id, Task, Tries FROM Work) {text}"
     assert rows(work, text) == [(4, "c", 9)]

@@ -130,8 +130,8 @@ def test_fetch_moves_a_cursor_in_every_direction(mill: sb.Database, rows: int, s
         is_row = 0 < position <= rows
         script.append(f"FETCH {move} FROM c SELECT @@FETCH_STATUS, @@ROWCOUNT")
         wanted += [[(position,)] if is_row else [], [(0, 1) if is_row else (-1, 0)]]
-    found = output_of(mill, "\n".join([*script, "DEALLOCATE c"]))
-    steps = list(zip(moves, found[::2], found[1::2], strict=True))
+    output = output_of(mill, "\n".join([*script, "DEALLOCATE c"]))
+    steps = list(zip(moves, output[::2], output[1::2], strict=True))
     assert steps == list(zip(moves, wanted[::2], wanted[1::2], strict=True))
 
 

@@ -169,7 +169,7 @@ class Script:
 
     def _run(self, instance: sb.Instance, step: str, **names: str) -> list[list[tuple[object, ...]]]:
         results = instance.database("master", create=True).execute_tsql(step.format(**self.names, **names))
-        return [one.rows for one in results.sets]
+        return [result_set.rows for result_set in results.sets]
 
 
 @pytest.mark.feature(158, 163)

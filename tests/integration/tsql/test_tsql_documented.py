@@ -103,7 +103,7 @@ END CONVERSATION @h
 
 def test_a_group_that_was_ended_in_its_transaction_is_empty(db: sb.Database) -> None:
     output_of(db, _TALK)
-    said = output_of(
+    output = output_of(
         db,
         """
         DECLARE @h uniqueidentifier, @g uniqueidentifier, @n int = 0
@@ -123,7 +123,7 @@ def test_a_group_that_was_ended_in_its_transaction_is_empty(db: sb.Database) -> 
         RECEIVE TOP (1) @h = conversation_handle FROM Asks WHERE conversation_handle = @h
         """,
     )
-    assert said == [[(1, 0)], 8436, 8426]
+    assert output == [[(1, 0)], 8436, 8426]
 
 
 def test_texts_are_kept(db: sb.Database) -> None:

@@ -516,8 +516,8 @@ def test_hints_may_stand_behind_values(db: sb.Database) -> None:
 
 
 def test_check_knows_not_the_columns_that_merge_leaves_out(db: sb.Database) -> None:
-    found = check("MERGE Unseen AS t USING Seen AS s ON t.a = s.a WHEN NOT MATCHED THEN INSERT VALUES (s.a, s.b);")
-    assert [each.verdict for each in found] == [Verdict.RUNS]
+    findings = check("MERGE Unseen AS t USING Seen AS s ON t.a = s.a WHEN NOT MATCHED THEN INSERT VALUES (s.a, s.b);")
+    assert [each.verdict for each in findings] == [Verdict.RUNS]
 
 
 def test_a_temporary_table_hides_that_of_the_caller(db: sb.Database) -> None:

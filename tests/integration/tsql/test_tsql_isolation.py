@@ -41,8 +41,8 @@ def shop(instance: sb.Instance) -> sb.Database:
 
 @pytest.fixture
 def sessions(shop: sb.Database) -> Iterator[tuple[Session, Session]]:
-    with Session(shop) as one, Session(shop) as other:
-        yield one, other
+    with Session(shop) as first, Session(shop) as second:
+        yield first, second
 
 
 def count(shop: sb.Database, seat: int) -> object:
@@ -82,11 +82,11 @@ def test_rows_read_under_read_committed_can_be_changed(sessions: tuple[Session, 
 
 
 def test_snapshot_shows_one_state_and_refuses_to_overwrite_a_newer_one(sessions: tuple[Session, Session]) -> None:
-    one, other = sessions
+    one, second = sessions
     one.execute("SET TRANSACTION ISOLATION LEVEL SNAPSHOT BEGIN TRANSACTION SELECT Amount FROM Stock")
-    other.execute("UPDATE Stock SET Amount = Amount - 1")
+    second.execute("UPDATE Stock SET Amount = Amount - 1")
     ((seen,),) = one.execute("SELECT Amount FROM Stock").rows
-    ((now,),) = other.execute("SELECT Amount FROM Stock").rows
+    ((now,),) = second.execute("SELECT Amount FROM Stock").rows
     assert seen == now + 1
     with pytest.raises(sb.TsqlError) as error:
         one.execute("UPDATE Stock SET Amount = Amount - 1")
@@ -95,9 +95,9 @@ def test_snapshot_shows_one_state_and_refuses_to_overwrite_a_newer_one(sessions:
 
 
 def test_two_that_wait_for_each_other_get_1205(sessions: tuple[Session, Session]) -> None:
-    one, other = sessions
+    one, second = sessions
     one.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE BEGIN TRANSACTION SELECT COUNT(*) FROM Bookings")
-    other.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE BEGIN TRANSACTION SELECT COUNT(*) FROM Stock")
+    second.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE BEGIN TRANSACTION SELECT COUNT(*) FROM Stock")
     numbers = []
 
     def go_on(session: Session, text: str) -> None:
@@ -108,7 +108,7 @@ def test_two_that_wait_for_each_other_get_1205(sessions: tuple[Session, Session]
 
     waiting = threading.Thread(target=go_on, args=(one, "SELECT COUNT(*) FROM Stock COMMIT"))
     waiting.start()
-    go_on(other, "SELECT COUNT(*) FROM Bookings COMMIT")
+    go_on(second, "SELECT COUNT(*) FROM Bookings COMMIT")
     waiting.join()
     assert numbers == [1205]
 

@@ -139,7 +139,9 @@ def test_a_variable_that_nothing_declares_stops_its_batch(
         heard = texts(db, script)
     assert (error.value.number, error.value.text[: len(text)], heard) == (expected, text, [])
     if "EXEC (" not in script:
-        assert [str(expected) in one.note for one in check(script) if one.verdict is Verdict.REFUSED] == [True]
+        assert [str(expected) in finding.note for finding in check(script) if finding.verdict is Verdict.REFUSED] == [
+            True
+        ]
 
 
 def test_names_of_parameters_are_no_variables(db: sb.Database) -> None:
@@ -162,7 +164,9 @@ REFUSED_BY_ITS_TEXT = [
 @pytest.mark.parametrize("script", REFUSED_BY_ITS_TEXT)
 def test_check_refuses_the_statements_that_the_run_refuses(db: sb.Database, script: str) -> None:
     expected = error_number(db, script)
-    assert [(one.verdict, one.note.split(":")[0]) for one in check(script)] == [(Verdict.REFUSED, str(expected))]
+    assert [(finding.verdict, finding.note.split(":")[0]) for finding in check(script)] == [
+        (Verdict.REFUSED, str(expected))
+    ]
 
 
 def test_check_continues_after_an_unreadable_statement() -> None:
@@ -178,9 +182,9 @@ ELSE PRINT 'c'
 ALTER INDEX ALL ON Somewhere BOIL
 PRINT 'd'
 """
-    found = [(one.line, one.statement, one.verdict is Verdict.REFUSED) for one in check(script)]
-    assert [line for line, _, refused in found if refused] == [6, 10]
-    assert [(line, name) for line, name, refused in found if not refused] == [
+    findings = [(finding.line, finding.statement, finding.verdict is Verdict.REFUSED) for finding in check(script)]
+    assert [line for line, _, refused in findings if refused] == [6, 10]
+    assert [(line, name) for line, name, refused in findings if not refused] == [
         (2, "PRINT"), (5, "PRINT"), (7, "SELECT"), (9, "PRINT"), (11, "PRINT"),
     ]  # fmt: skip
 
@@ -232,8 +236,8 @@ def test_a_procedure_may_name_objects_that_do_not_exist_yet(db: sb.Database) -> 
 
 
 def test_names_that_are_taken_from_a_subquery_or_are_a_star(db: sb.Database) -> None:
-    found = db.execute_tsql("SELECT b = (SELECT 5), [c d] = (SELECT MAX(x) FROM (VALUES (1), (2)) t(x))")
-    assert (found.sets[0].columns, found.rows) == (("b", "c d"), [(5, 2)])
+    results = db.execute_tsql("SELECT b = (SELECT 5), [c d] = (SELECT MAX(x) FROM (VALUES (1), (2)) t(x))")
+    assert (results.sets[0].columns, results.rows) == (("b", "c d"), [(5, 2)])
     assert db.execute_tsql("SELECT 'a' AS [*], 2 AS b FOR XML PATH('x')").rows == [("<x>a<b>2</b></x>",)]
 
 
@@ -309,8 +313,8 @@ def test_refusals_have_sql_servers_number_and_name_the_object(
 
 def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
     db.execute_tsql("CREATE VIEW Asking AS SELECT DB_ID() AS id, DB_NAME() AS name WHERE DB_ID() > 4")
-    found = db.execute_tsql("SELECT a.* FROM Asking a JOIN sys.databases d ON d.database_id = a.id")
-    assert found.rows == [(db.database_id + 3, db.name)]
+    results = db.execute_tsql("SELECT a.* FROM Asking a JOIN sys.databases d ON d.database_id = a.id")
+    assert results.rows == [(db.database_id + 3, db.name)]
     db.execute_tsql("CREATE VIEW AskingMore AS SELECT @@SPID AS spid, @@SERVERNAME AS server")
     assert db.execute_tsql("SELECT spid - @@SPID, server FROM AskingMore").rows == [(0, "servicebroker")]
     assert error_number(db, "CREATE VIEW Never AS SELECT USER_NAME() AS who") == 40515
@@ -379,7 +383,7 @@ SALES = "(VALUES ('a', 1, 1.00), ('a', 2, 2.00), ('b', 1, 4.00), ('b', 1, NULL))
 )
 def test_a_query_may_group_in_several_ways_at_once(db: sb.Database, query: str, rows: list[Any]) -> None:
     assert db.execute_tsql(query).rows == rows
-    assert [one.verdict for one in check(query)] == [Verdict.RUNS]
+    assert [finding.verdict for finding in check(query)] == [Verdict.RUNS]
 
 
 def test_grouping_needs_a_grouped_expression(db: sb.Database) -> None:
@@ -446,7 +450,7 @@ def test_invalid_values_are_refused(db: sb.Database, script: str, number: int) -
     with pytest.raises(sb.TsqlError) as error:
         db.execute_tsql(script)
     assert error.value.number == number
-    said = [int(one.note.split(":")[0]) for one in check(script) if one.verdict is Verdict.REFUSED]
+    said = [int(finding.note.split(":")[0]) for finding in check(script) if finding.verdict is Verdict.REFUSED]
     assert said == ([number] if number in (102, 4145) else [])
 
 
@@ -462,9 +466,9 @@ def test_queries_in_parentheses_and_braces(db: sb.Database) -> None:
 
 @pytest.mark.parametrize("script", ["SELECT FROM", "PRINT @x", "SELECT 1 / 0", "SELECT * FROM Nothing", "SELECT 1"])
 def test_sp_executesql_returns_the_number_of_its_error(db: sb.Database, script: str) -> None:
-    said = output_of(db, f"DECLARE @r int = 5 EXEC @r = sp_executesql N'{script}' PRINT @@ERROR PRINT @r")
-    number = said[0] if isinstance(said[0], int) else 0
-    assert said[1:] == [str(number)] * 2
+    output = output_of(db, f"DECLARE @r int = 5 EXEC @r = sp_executesql N'{script}' PRINT @@ERROR PRINT @r")
+    number = output[0] if isinstance(output[0], int) else 0
+    assert output[1:] == [str(number)] * 2
     assert (number > 0) is (script != "SELECT 1")
 
 
@@ -481,8 +485,8 @@ def test_rows_of_nothing_but_null(db: sb.Database) -> None:
 def test_a_type_of_the_system_is_no_table(db: sb.Database) -> None:
     script = "DECLARE @x int = 1 INSERT @x VALUES (1)"
     assert error_number(db, script) == 1087
-    assert [one.note[:40] for one in check(script) if one.verdict is Verdict.REFUSED] != []
-    assert [one.verdict for one in check("DECLARE @t dbo.OfAnother INSERT @t VALUES (1)")] == [Verdict.RUNS] * 2
+    assert [finding.note[:40] for finding in check(script) if finding.verdict is Verdict.REFUSED] != []
+    assert [finding.verdict for finding in check("DECLARE @t dbo.OfAnother INSERT @t VALUES (1)")] == [Verdict.RUNS] * 2
 
 
 @pytest.mark.parametrize(

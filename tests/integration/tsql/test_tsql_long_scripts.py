@@ -30,7 +30,9 @@ def rows(results: Results) -> list[list[tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SCRIPTS.glob("*.sql")))
 def test_check_says_that_they_run(name: str) -> None:
-    assert [one for one in check((SCRIPTS / f"{name}.sql").read_text()) if one.verdict is Verdict.REFUSED] == []
+    assert [
+        finding for finding in check((SCRIPTS / f"{name}.sql").read_text()) if finding.verdict is Verdict.REFUSED
+    ] == []
 
 
 def test_orders_are_booked_paid_and_rejected(db: sb.Database) -> None:
@@ -127,7 +129,7 @@ def test_a_monitoring_script_finds_and_cleans_stuck_conversations(db: sb.Databas
 
 
 def test_an_installation_runs_and_runs_again(db: sb.Database) -> None:
-    for version, said in (("1.0", ["dropped 0"]), ("1.1", ["versions are kept: 1", "dropped 4"])):
+    for version, expected_text in (("1.0", ["dropped 0"]), ("1.1", ["versions are kept: 1", "dropped 4"])):
         results = run(db, "installation")
         stock, heavy, receipts, options, installed = rows(results)
         assert stock == [
@@ -142,7 +144,7 @@ def test_an_installation_runs_and_runs_again(db: sb.Database) -> None:
         assert [error.number for error in results.errors] == [547, 547, 2627]
         for error, name in zip(results.errors, ("FK_Parcels_Shelves", "CK_Parcels_Grams", "UQ_Shelves"), strict=True):
             assert name in error.text
-        assert [message.text for message in results.messages if message.number != 5701][:-1] == said
+        assert [message.text for message in results.messages if message.number != 5701][:-1] == expected_text
 
 
 def test_ddl_is_audited_except_while_the_audit_is_off(db: sb.Database) -> None:
@@ -309,8 +311,8 @@ def test_seats_are_sold_once(db: sb.Database) -> None:
     assert refused == [(550,)]
     assert (free, states) == ([(8,)], [("free", 8), ("sold", 4)])
     assert (endpoints, numbers) == ([("DI", 3), ("ER", 1)], [(2,)])
-    said = [message.text for message in results.messages if message.number != 5701]
-    assert said == ["Lea pays; Max pays; ", "given back: 1"]
+    texts = [message.text for message in results.messages if message.number != 5701]
+    assert texts == ["Lea pays; Max pays; ", "given back: 1"]
 
 
 def test_a_permission_script_runs_with_the_rights_of_its_users(db: sb.Database) -> None:

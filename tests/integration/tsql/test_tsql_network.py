@@ -245,10 +245,10 @@ def test_certificates_of_master_obey_their_dates_and_passwords(sides: tuple[Side
 
 
 def test_create_endpoint_says_that_nothing_is_proved_without_tls(fresh_instance: sb.Instance) -> None:
-    said = fresh_instance.database("master", create=True).execute_tsql(
+    output = fresh_instance.database("master", create=True).execute_tsql(
         "CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (ENCRYPTION = DISABLED)"
     )
-    assert any("nothing proves who a peer is" in str(message) for message in said.messages)
+    assert any("nothing proves who a peer is" in str(message) for message in output.messages)
 
 
 def test_a_login_that_is_disabled_is_shown_so(master: sb.Database) -> None:
@@ -258,8 +258,8 @@ def test_a_login_that_is_disabled_is_shown_so(master: sb.Database) -> None:
     assert master.execute_tsql(shown).rows == [(1,)]
     with master.instance.connection() as connection:
         assert not run(connection, find_connect()).of_member("CORP\\Off", is_ours=True)
-    found = master.execute_tsql(f"BEGIN TRAN ALTER LOGIN [CORP\\Off] ENABLE {shown} ROLLBACK {shown}")
-    assert [each.rows for each in found.sets] == [[(0,)], [(1,)]]
+    results = master.execute_tsql(f"BEGIN TRAN ALTER LOGIN [CORP\\Off] ENABLE {shown} ROLLBACK {shown}")
+    assert [each.rows for each in results.sets] == [[(0,)], [(1,)]]
     master.execute_tsql("ALTER LOGIN [CORP\\Off] ENABLE")
     with master.instance.connection() as connection:
         assert run(connection, find_connect()).of_member("CORP\\Off", is_ours=True)

@@ -162,7 +162,7 @@ def test_a_deferred_conversation_is_sent_before_a_query_for_it(database: sb.Data
         for _ in range(2):
             session.execute(declare + ask + send + "COMMIT")
         found = session.execute(declare + ask + look + send + look + ask + send + look + "COMMIT")
-        assert [one.rows for one in found.sets] == [[("SO",)], [("CO",)], [("CO",)]]
+        assert [result_set.rows for result_set in found.sets] == [[("SO",)], [("CO",)], [("CO",)]]
         session.execute(declare + ask + send + "ROLLBACK")
         saved = "SAVE TRANSACTION s; " + ask + send + "ROLLBACK TRANSACTION s; "
         session.execute(declare + ask + send + saved + ask + send + "COMMIT")

@@ -192,7 +192,7 @@ def test_orders_with_lines_through_a_procedure_with_an_output(parcels: sb.Databa
         SELECT ERROR_NUMBER()
     END CATCH
     """
-    assert [one.rows for one in run(parcels, script).sets] == [[(2, 17)], [("Bob",)], [(2,)], [(547,)]]
+    assert [result_set.rows for result_set in run(parcels, script).sets] == [[(2, 17)], [("Bob",)], [(2,)], [(547,)]]
 
 
 def test_a_table_variable_is_walked_through(parcels: sb.Database) -> None:

@@ -57,13 +57,13 @@ def test_000_a_session_reuses_its_conversation(recycling):
 
 
 def test_000_a_conversation_that_is_gone_is_replaced(recycling):
-    told: list[Any] = []
-    with Session(recycling, told.append) as session:
+    results: list[Any] = []
+    with Session(recycling, results.append) as session:
         session.run(SEND, {"body": b"first"})
         (lost,) = handles(recycling)
         recycling.end_conversation(lost, cleanup=True)
         session.run(SEND, {"body": b"second"})
-    assert [one.number for one in told if isinstance(one, TsqlError)] == [8426]
+    assert [item.number for item in results if isinstance(item, TsqlError)] == [8426]
     (found,) = handles(recycling)
     assert found != lost
     assert [message.message_body for message in recycling.receive("target_queue")] == [b"first"]
@@ -169,10 +169,10 @@ def begin_expenses(database: sb.Database, text: str, message_type: str = REPORT)
 
 def process(database: sb.Database) -> list[int]:
     """Run the procedure until it finds nothing; the numbers of the errors that it did not catch."""
-    told: list[Any] = []
-    with Session(database, told.append) as session:
+    results: list[Any] = []
+    with Session(database, results.append) as session:
         session.run("EXEC ProcessExpenseReport")
-    return [one.number for one in told if isinstance(one, TsqlError)]
+    return [item.number for item in results if isinstance(item, TsqlError)]
 
 
 def test_002_good_failing_and_unknown_messages(expenses):

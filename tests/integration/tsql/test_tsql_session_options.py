@@ -18,7 +18,7 @@ def db(instance: sb.Instance) -> sb.Database:
 
 
 def test_rowcount_limits_selected_rows(db: sb.Database) -> None:
-    said = output_of(
+    output = output_of(
         db,
         """
         SET ROWCOUNT 2
@@ -35,7 +35,7 @@ def test_rowcount_limits_selected_rows(db: sb.Database) -> None:
         SELECT COUNT(*) FROM T
         """,
     )
-    assert said == [[(5,), (4,)], [(1, 1, 2), (2, 2, 3)], [(1,), (2,)], [(2, 2)], [(1,)], [(5,)]]
+    assert output == [[(5,), (4,)], [(1, 1, 2), (2, 2, 3)], [(1,), (2,)], [(2, 2)], [(1,)], [(5,)]]
 
 
 def test_rowcount_limits_changed_rows(db: sb.Database) -> None:
@@ -52,12 +52,14 @@ def test_rowcount_limits_changed_rows(db: sb.Database) -> None:
     assert rows(db, "SELECT COUNT(*), SUM(CASE WHEN V = 10 THEN 1 ELSE 0 END) FROM T WHERE Id < 20") == [(1, 1)]
     assert rows(db, "SELECT COUNT(*) FROM T WHERE Id > 20") == [(1,)]
     # the old way to delete in pieces
-    said = "SET ROWCOUNT 1 WHILE 1 = 1 BEGIN DELETE T IF @@ROWCOUNT = 0 BREAK END SET ROWCOUNT 0 SELECT COUNT(*) FROM T"
-    assert output_of(db, said) == [[(0,)]]
+    script = (
+        "SET ROWCOUNT 1 WHILE 1 = 1 BEGIN DELETE T IF @@ROWCOUNT = 0 BREAK END SET ROWCOUNT 0 SELECT COUNT(*) FROM T"
+    )
+    assert output_of(db, script) == [[(0,)]]
 
 
 def test_rowcount_limits_every_statement_with_rows(db: sb.Database) -> None:
-    said = output_of(
+    output = output_of(
         db,
         """
         SET ROWCOUNT 2
@@ -77,12 +79,12 @@ def test_rowcount_limits_every_statement_with_rows(db: sb.Database) -> None:
         DROP TABLE Two
         """,
     )
-    assert said[0] == "1,2,"
-    assert said[2:] == [[(2, 2, 10)], [(11,), (12,), (14,), (14,), (16,)]]
+    assert output[0] == "1,2,"
+    assert output[2:] == [[(2, 2, 10)], [(11,), (12,), (14,), (14,), (16,)]]
 
 
 def test_rowcount_takes_every_form_of_a_change(db: sb.Database) -> None:
-    said = output_of(
+    output = output_of(
         db,
         """
         CREATE TABLE D (Id int, N int NULL DEFAULT 7, S varchar(9))
@@ -102,7 +104,7 @@ def test_rowcount_takes_every_form_of_a_change(db: sb.Database) -> None:
         SELECT Id, N, S FROM D
         """,
     )
-    assert said == [[(7, "x"), (7, "y")], [(8,)], [(2, 8, None)]]
+    assert output == [[(7, "x"), (7, "y")], [(8,)], [(2, 8, None)]]
 
 
 def test_rowcount_and_merge(db: sb.Database) -> None:
@@ -120,8 +122,8 @@ def test_rowcount_and_merge(db: sb.Database) -> None:
     ("options", "seen"), [("", 5), ("DYNAMIC", 5), ("FAST_FORWARD", 5), ("STATIC", 3), ("KEYSET", 3)]
 )
 def test_rowcount_and_cursors(db: sb.Database, options: str, seen: int) -> None:
-    said = f"DECLARE c CURSOR {options} FOR SELECT Id FROM T SET ROWCOUNT 3 OPEN c SELECT @@CURSOR_ROWS"
-    assert output_of(db, said) == [[(seen,)]]
+    script = f"DECLARE c CURSOR {options} FOR SELECT Id FROM T SET ROWCOUNT 3 OPEN c SELECT @@CURSOR_ROWS"
+    assert output_of(db, script) == [[(seen,)]]
 
 
 def test_rowcount_ends_with_its_procedure(db: sb.Database) -> None:
@@ -132,7 +134,7 @@ def test_rowcount_ends_with_its_procedure(db: sb.Database) -> None:
 
 def test_implicit_transactions(db: sb.Database) -> None:
     db.execute_tsql("CREATE QUEUE Q")
-    said = output_of(
+    output = output_of(
         db,
         """
         SET IMPLICIT_TRANSACTIONS ON
@@ -159,7 +161,7 @@ def test_implicit_transactions(db: sb.Database) -> None:
         PRINT @@TRANCOUNT
         """,
     )
-    assert said == [[(0,)], "1", [(5,)], "1", [], "1", "2", "1", "0"]
+    assert output == [[(0,)], "1", [(5,)], "1", [], "1", "2", "1", "0"]
     assert rows(db, "SELECT SUM(V) FROM T") == [(10,)]
     assert output_of(db, "SET IMPLICIT_TRANSACTIONS ON DELETE T") == []  # no COMMIT follows
     assert rows(db, "SELECT COUNT(*) FROM T") == [(4,)]
@@ -199,8 +201,8 @@ def test_a_procedure_may_leave_an_implicit_transaction_open(db: sb.Database) -> 
 
 
 def test_noexec_runs_no_statement(db: sb.Database) -> None:
-    said = "PRINT 'a' SET NOEXEC ON PRINT 'b' DELETE T\nGO\nPRINT 'c'\nGO\nSET NOEXEC OFF PRINT 'd'"
-    assert output_of(db, said) == ["a", "d"]
+    script = "PRINT 'a' SET NOEXEC ON PRINT 'b' DELETE T\nGO\nPRINT 'c'\nGO\nSET NOEXEC OFF PRINT 'd'"
+    assert output_of(db, script) == ["a", "d"]
     assert rows(db, "SELECT COUNT(*) FROM T") == [(5,)]
 
 
@@ -219,7 +221,7 @@ def test_rowcount_leaves_definitions_alone(db: sb.Database) -> None:
 
 @pytest.mark.parametrize("script", ["SET ROWCOUNT 5", "SET IMPLICIT_TRANSACTIONS ON", "SET NOEXEC ON"])
 def test_check_agrees(script: str) -> None:
-    assert [one.verdict for one in check(script)] == [Verdict.RUNS]
+    assert [finding.verdict for finding in check(script)] == [Verdict.RUNS]
 
 
 DATES = (
@@ -248,10 +250,10 @@ def test_dates_are_read_in_the_order_of_dateformat(db: sb.Database) -> None:
     for order, text, expected in DATES:
         for value in (f"'{text}'", f"CAST(N'{text}' AS datetime) FROM T WHERE Id = 1"):
             assign = "SELECT @d =" if "FROM" in value else "SET @d ="
-            said = output_of(
+            output = output_of(
                 db, f"SET DATEFORMAT {order} DECLARE @d datetime {assign} {value} SELECT CONVERT(varchar(19), @d, 120)"
             )
-            assert said == ([expected] if isinstance(expected, int) else [[(expected,)]]), (order, value)
+            assert output == ([expected] if isinstance(expected, int) else [[(expected,)]]), (order, value)
 
 
 WEEKS = (

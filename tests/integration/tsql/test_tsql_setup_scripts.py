@@ -59,7 +59,7 @@ def test_a_program_of_query_notifications_gets_its_permissions(database: sb.Data
     GRANT TAKE OWNERSHIP ON SCHEMA::dbo TO Watcher
     GRANT VIEW ANY COLUMN MASTER KEY DEFINITION TO public
     """
-    assert [said for said in output_of(database, script) if isinstance(said, int)] == []
+    assert [item for item in output_of(database, script) if isinstance(item, int)] == []
     assert output_of(database, "GRANT RECEIVE ON Nowhere TO Watcher GRANT RECEIVE ON sys.objects TO Watcher")[:1] == [
         15151
     ]
@@ -73,9 +73,9 @@ def test_permissions_of_the_instance_stand_beside_others(instance: sb.Instance) 
     JOIN sys.server_principals l ON l.principal_id = p.grantee_principal_id
     WHERE l.name = 'Beside' AND permission_name LIKE 'A%'
     DROP LOGIN Beside"""
-    said = output_of(instance.database("master", create=True), script)
-    assert said[0].startswith("GRANT VIEW SERVER STATE changes nothing")
-    assert said[1] == [("AUTHENTICATE SERVER",)]
+    output = output_of(instance.database("master", create=True), script)
+    assert output[0].startswith("GRANT VIEW SERVER STATE changes nothing")
+    assert output[1] == [("AUTHENTICATE SERVER",)]
 
 
 def test_files_and_filegroups_are_noted_and_left_to_postgresql(instance: sb.Instance, database: sb.Database) -> None:
@@ -100,7 +100,7 @@ def test_files_and_filegroups_are_noted_and_left_to_postgresql(instance: sb.Inst
     ALTER QUEUE SlowQueue MOVE TO [Slow]
     SELECT Id INTO IntoSlow ON [Slow] FROM OnSlow
     """
-    assert [said for said in output_of(database, used) if isinstance(said, int)] == []
+    assert [item for item in output_of(database, used) if isinstance(item, int)] == []
 
 
 def test_roles_and_permissions_that_nothing_here_asks_for(database: sb.Database) -> None:
@@ -185,32 +185,34 @@ def lock_result(session: Session, script: str) -> Any:
 
 def test_application_locks_of_sessions(database: sb.Database) -> None:
     of_session = "@LockOwner = 'Session', @LockTimeout = 0"
-    with Session(database) as one, Session(database) as other:
-        assert lock_result(one, LOCK.format("Report", "Shared", of_session)) == 0
-        assert lock_result(other, LOCK.format("Report", "Shared", of_session)) == 0
-        assert lock_result(other, LOCK.format("Report", "Exclusive", "@LockOwner = 'Session', @LockTimeout = 20")) == -1
-        assert lock_result(other, LOCK.format("report", "Exclusive", of_session)) == 0  # another name
-        other.execute("EXEC sp_releaseapplock @Resource = 'Report', @LockOwner = 'Session'")
+    with Session(database) as first, Session(database) as second:
+        assert lock_result(first, LOCK.format("Report", "Shared", of_session)) == 0
+        assert lock_result(second, LOCK.format("Report", "Shared", of_session)) == 0
+        assert (
+            lock_result(second, LOCK.format("Report", "Exclusive", "@LockOwner = 'Session', @LockTimeout = 20")) == -1
+        )
+        assert lock_result(second, LOCK.format("report", "Exclusive", of_session)) == 0  # another name
+        second.execute("EXEC sp_releaseapplock @Resource = 'Report', @LockOwner = 'Session'")
         with pytest.raises(TsqlError) as error:
-            other.execute("EXEC sp_releaseapplock 'Report', 'Session'")
+            second.execute("EXEC sp_releaseapplock 'Report', 'Session'")
         assert error.value.number == 1223
-        assert lock_result(one, LOCK.format("report", "Exclusive", of_session)) == -1
+        assert lock_result(first, LOCK.format("report", "Exclusive", of_session)) == -1
     with Session(database) as third:  # ended sessions hold nothing
         assert lock_result(third, LOCK.format("report", "Exclusive", of_session)) == 0
 
 
 def test_application_locks_of_transactions(database: sb.Database) -> None:
     at_once = "@LockTimeout = 0"
-    with Session(database) as one, Session(database) as other:
-        assert lock_result(one, LOCK.format("Job", "Exclusive", at_once)) == -999  # no transaction
-        one.execute("BEGIN TRANSACTION")
-        assert lock_result(one, LOCK.format("Job", "Exclusive", at_once)) == 0
-        other.execute("BEGIN TRANSACTION")
-        assert lock_result(other, LOCK.format("Job", "Exclusive", "@LockTimeout = 20")) == -1
-        assert other.execute("SELECT @@TRANCOUNT, XACT_STATE()").rows == [(1, 1)]
-        one.execute("COMMIT")
-        assert lock_result(other, LOCK.format("Job", "Exclusive", at_once)) == 0
-        other.execute("ROLLBACK")
+    with Session(database) as first, Session(database) as second:
+        assert lock_result(first, LOCK.format("Job", "Exclusive", at_once)) == -999  # no transaction
+        first.execute("BEGIN TRANSACTION")
+        assert lock_result(first, LOCK.format("Job", "Exclusive", at_once)) == 0
+        second.execute("BEGIN TRANSACTION")
+        assert lock_result(second, LOCK.format("Job", "Exclusive", "@LockTimeout = 20")) == -1
+        assert second.execute("SELECT @@TRANCOUNT, XACT_STATE()").rows == [(1, 1)]
+        first.execute("COMMIT")
+        assert lock_result(second, LOCK.format("Job", "Exclusive", at_once)) == 0
+        second.execute("ROLLBACK")
 
 
 def test_application_locks_are_called_rightly(database: sb.Database) -> None:
@@ -318,8 +320,8 @@ def test_certificates_travel_as_data(instance: sb.Instance, database: sb.Databas
     SELECT pvt_key_encryption_type, subject FROM sys.certificates WHERE name = 'theirs'
     CREATE CERTIFICATE Wrong FROM BINARY = 5
     """
-    found = [said for said in output_of(database, script) if not str(said).startswith("Changed database")]
-    assert found == [[("NA", "CN=Own")], 102]
+    items = [item for item in output_of(database, script) if not str(item).startswith("Changed database")]
+    assert items == [[("NA", "CN=Own")], 102]
 
 
 def test_dates_beside_numbers_and_parameters_of_templates(database: sb.Database) -> None:
@@ -446,7 +448,7 @@ def test_rows_are_counted_at_once_and_requests_are_seen(database: sb.Database) -
     EXEC sp_who
     EXEC sp_who2
     """
-    queue, table, request, who, who2 = [said for said in output_of(database, script) if isinstance(said, list)]
+    queue, table, request, who, who2 = [item for item in output_of(database, script) if isinstance(item, list)]
     assert (queue, table, request) == ([(2, 2)], [(2,)], [("SELECT", 0)])
     assert {len(row) for row in who} == {9}
     assert {len(row) for row in who2} == {13}
@@ -491,8 +493,8 @@ def test_keys_constraints_and_indexes_are_asked_before_they_are_dropped(database
         ALTER TABLE dbo.Child DROP CONSTRAINT FK_Child
     SELECT OBJECT_ID('FK_Child')
     """
-    found = [said for said in output_of(database, script) if isinstance(said, list)]
-    assert found == [
+    items = [item for item in output_of(database, script) if isinstance(item, list)]
+    assert items == [
         [("FK_Child", "Parent", "CASCADE", "ParentId", "Id")],
         [("CK_Q", "C"), ("DF_Q", "D"), ("PK_Parent", "PK"), ("UQ_Code", "UQ")],
         [("CK_Q",)],

@@ -55,9 +55,9 @@ def test_a_database_tells_of_its_ddl(watched_database: sb.Database) -> None:
         "CREATE TABLE #t (a INT); CREATE MESSAGE TYPE [//é<x>]"
     )
     assert rows_and_errors(watched_database, script) == []
-    found = events(watched_database)
+    events_found = events(watched_database)
     me = query(watched_database, "SELECT SUSER_SNAME(), USER_NAME()")[0]
-    assert [(one.event_type, one.schema_name, one.object_name, one.object_type) for one in found] == [
+    assert [(one.event_type, one.schema_name, one.object_name, one.object_type) for one in events_found] == [
         ("CREATE_EVENT_NOTIFICATION", "", "n", "EVENT NOTIFICATION"),
         ("CREATE_TABLE", "dbo", "Things", "TABLE"),
         ("CREATE_INDEX", "dbo", "ix", "INDEX"),
@@ -69,10 +69,12 @@ def test_a_database_tells_of_its_ddl(watched_database: sb.Database) -> None:
         ("ADD_ROLE_MEMBER", "", "Ann", "SQL USER"),
         ("CREATE_MESSAGE_TYPE", "", "//é<x>", "MESSAGE TYPE"),
     ]
-    assert {(one.login_name, one.user_name, one.database_name) for one in found} == {(*me, watched_database.name)}
-    assert found[1].command == "CREATE TABLE dbo.Things (a INT)"
-    assert found[4].command == "ALTER PROCEDURE dbo.P AS SELECT 2"
-    assert found[5].command.startswith("DROP PROCEDURE dbo.P")
+    assert {(one.login_name, one.user_name, one.database_name) for one in events_found} == {
+        (*me, watched_database.name)
+    }
+    assert events_found[1].command == "CREATE TABLE dbo.Things (a INT)"
+    assert events_found[4].command == "ALTER PROCEDURE dbo.P AS SELECT 2"
+    assert events_found[5].command.startswith("DROP PROCEDURE dbo.P")
 
 
 def query(database: sb.Database, text: str) -> list[tuple[Any, ...]]:
@@ -84,7 +86,7 @@ def test_rolled_back_ddl_sends_no_event(watched_database: sb.Database) -> None:
     rows_and_errors(
         watched_database, "BEGIN TRAN; CREATE QUEUE A; ROLLBACK; BEGIN TRAN; CREATE QUEUE B; COMMIT; CREATE QUEUE B"
     )
-    assert [one.object_name for one in events(watched_database)] == ["B"]
+    assert [event.object_name for event in events(watched_database)] == ["B"]
 
 
 def test_a_server_notification_covers_databases_and_server_objects(watched_database: sb.Database) -> None:
@@ -93,7 +95,7 @@ def test_a_server_notification_covers_databases_and_server_objects(watched_datab
         "CREATE LOGIN Told_login WITH PASSWORD = 'x'; DROP LOGIN Told_login; DROP DATABASE Elsewhere"
     )
     assert rows_and_errors(watched_database, script) == []
-    assert [(one.event_type, one.database_name, one.object_name) for one in events(watched_database)] == [
+    assert [(event.event_type, event.database_name, event.object_name) for event in events(watched_database)] == [
         ("CREATE_DATABASE", "Elsewhere", ""),
         ("CREATE_QUEUE", "Elsewhere", "Q"),
         ("CREATE_LOGIN", "", "Told_login"),
@@ -134,8 +136,8 @@ def test_a_queue_that_was_switched_off_is_told_of_everywhere(watched_database: s
             watched_database,
             "BEGIN TRAN; RECEIVE TOP (0) * FROM Told; DECLARE @x XML; RECEIVE @x = NULL FROM Poisoned; ROLLBACK",
         )
-    found = events(watched_database)
-    assert [(one.event_type, one.object_name) for one in found] == [("BROKER_QUEUE_DISABLED", "Poisoned")] * 2
+    events_found = events(watched_database)
+    assert [(one.event_type, one.object_name) for one in events_found] == [("BROKER_QUEUE_DISABLED", "Poisoned")] * 2
 
 
 def test_an_event_that_does_not_fit_is_refused(watched_database: sb.Database) -> None:
@@ -377,4 +379,6 @@ def test_a_temporary_table_outlives_its_batch(database: sb.Database) -> None:
     assert rows_and_errors(database, script) == [[(1,)], [(1,)], [], 208]
     assert rows_and_errors(database, "SELECT * FROM #a") == [208]
     assert rows_and_errors(database, "DECLARE @t TABLE (x INT)\nGO\nSELECT x FROM @t") == [1087]
-    assert [one.note for one in check(script) if one.verdict is Verdict.REFUSED and "#c" not in one.note] == []
+    assert [
+        finding.note for finding in check(script) if finding.verdict is Verdict.REFUSED and "#c" not in finding.note
+    ] == []

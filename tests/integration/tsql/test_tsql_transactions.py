@@ -117,7 +117,7 @@ def test_definitions_in_transactions_that_wait_for_each_other(database: sb.Datab
         moves = ((STOCK, ORDERS_QUEUE), (ORDERS, STOCK_QUEUE))
         texts = [f"ALTER SERVICE [{service}] ON QUEUE {queue}" for service, queue in moves]
         waiting = [in_thread(session.execute, text) for session, text in zip((first, second), texts, strict=True)]
-        problems = [one.exception(120) for one in waiting]
+        problems = [future.exception(120) for future in waiting]
         assert sorted(getattr(problem, "number", 0) for problem in problems) == [0, 1205]
         for session in (first, second):
             session.execute("IF @@TRANCOUNT > 0 ROLLBACK")

@@ -81,9 +81,8 @@ def test_calls_and_those_that_raise_are_counted(active: sb.Database) -> None:
     invoked, errors = counter_value("stored_procedures_invoked"), counter_value("activation_errors")
     with sb.activate(active.instance, interval=0.1):
         send(active, "fine")
-        eventually(
-            lambda: counter_value("stored_procedures_invoked") >= invoked + 2
-        )  # the second call finds an empty queue
+        # the second call finds an empty queue
+        eventually(lambda: counter_value("stored_procedures_invoked") >= invoked + 2)
         assert counter_value("activation_errors") == errors
         send(active, "raise")
         eventually(lambda: counter_value("activation_errors") == errors + 1)

@@ -219,41 +219,41 @@ def test_tsql_of_a_procedure_is_guest_in_another_database(active: sb.Database, r
     other = active.instance.database("Storehouse", create=True)
     other.grant("CONNECT", "guest")
     other.execute_tsql("CREATE TABLE Secrets (n INT); INSERT INTO Secrets VALUES (7)")
-    told: list[object] = []
+    results: list[object] = []
 
     @sb.procedure(PROCEDURE, form="database")
     def stock(database: sb.Database) -> None:
-        told.extend(database.execute_tsql("USE Storehouse; SELECT USER_NAME()").rows)
+        results.extend(database.execute_tsql("USE Storehouse; SELECT USER_NAME()").rows)
         try:
-            told.extend(database.execute_tsql("SELECT n FROM Storehouse.dbo.Secrets").rows)
+            results.extend(database.execute_tsql("SELECT n FROM Storehouse.dbo.Secrets").rows)
         except sb.BrokerError as refusal:
-            told.append(refusal.number)
+            results.append(refusal.number)
         recorder.bodies += bodies(database.receive(STOCK_QUEUE))
 
     switch_on(active)
     send(active, "x")
     eventually(lambda: bool(recorder.bodies))
-    assert told[:2] == [("guest",), 229]
+    assert results[:2] == [("guest",), 229]
 
 
 @pytest.mark.feature(169)
 @pytest.mark.parametrize(("execute_as", "expected"), [("SELF", "dbo"), ("Clerk", "Clerk"), ("OWNER", "Manager")])
 def test_execute_as(active: sb.Database, recorder: CallRecorder, execute_as: str, expected: str) -> None:
     """The procedure runs as the user of EXECUTE AS, with the permissions of that user only."""
-    told: list[str] = []
+    results: list[str] = []
 
     @sb.procedure(PROCEDURE, form="database")
     def stock(database: sb.Database) -> None:
-        told.append(database.user.name)
+        results.append(database.user.name)
         try:
             recorder.bodies += bodies(database.receive(STOCK_QUEUE))
         except sb.BrokerError as refusal:
-            told.append(str(refusal.number))
+            results.append(str(refusal.number))
 
     for user in ("Clerk", "Manager"):
         active.create_user(user)
     active.alter_authorization("Manager", queue=STOCK_QUEUE)
     switch_on(active, execute_as=execute_as)
     send(active, "x")
-    eventually(lambda: bool(recorder.bodies) or len(told) > 1)
-    assert set(told) == ({expected, "229"} if execute_as == "Clerk" else {expected})
+    eventually(lambda: bool(recorder.bodies) or len(results) > 1)
+    assert set(results) == ({expected, "229"} if execute_as == "Clerk" else {expected})

@@ -338,8 +338,8 @@ RETURNS: dict[str, Callable[..., Any]] = {
 def test_a_result_that_stands_for_work_not_done_is_a_failure(database: sb.Database, name: str) -> None:
     send(database, b"good")
     assert database.process(STOCK_QUEUE, RETURNS[name], poison=lambda failure: sb.SetAside()) == 1
-    (kept,) = database.set_aside_messages()
-    assert "its work is not done" in kept.error
+    (dead_letter,) = database.set_aside_messages()
+    assert "its work is not done" in dead_letter.error
     send(database, b"good")
     with pytest.raises(sb.InstanceError, match="its work is not done"):
         database.process(STOCK_QUEUE, RETURNS[name])

@@ -129,9 +129,8 @@ def test_a_reply_to_a_sender_that_has_ended_is_not_sent_and_the_queue_stays_on(
         failed.append(failure.count)
         return sb.Reply(REPLY, b"no")
 
-    assert (
-        database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy) == 2
-    )  # and the EndDialog or the Error
+    # and the EndDialog or the Error
+    assert database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy) == 2
     assert failed == [1]
     assert "8429" in caplog.text
     assert is_on(database)
@@ -154,7 +153,7 @@ def test_a_failure_undoes_everything_but_the_count(database: sb.Database, table:
 @pytest.mark.feature(188)
 def test_a_failed_statement_is_a_failure_too(database: sb.Database, table: str) -> None:
     begin_with(database, b"x", b"y")
-    seen: list[str] = []
+    bodies: list[str] = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         if messages[0].message_body == b"x":
@@ -164,17 +163,17 @@ def test_a_failed_statement_is_a_failure_too(database: sb.Database, table: str) 
         try:
             transaction.connection.execute("select 1 / 0")
         except Exception as problem:
-            seen.append(type(problem).__name__)
+            bodies.append(type(problem).__name__)
 
     def policy(failure: sb.Failure) -> sb.Verdict:
-        seen.append(failure.first_error.split(":")[0])
+        bodies.append(failure.first_error.split(":")[0])
         return sb.Retry() if failure.count < 2 else sb.Ignore()
 
     assert database.process(STOCK_QUEUE, procedure, poison=policy) == 3
-    assert seen == ["DivisionByZero"] * 2
+    assert bodies == ["DivisionByZero"] * 2
     begin_with(database, b"z")
     assert database.process(STOCK_QUEUE, swallowing, poison=policy) == 2
-    assert seen[2:] == ["DivisionByZero", "InstanceError"] * 2
+    assert bodies[2:] == ["DivisionByZero", "InstanceError"] * 2
 
 
 def test_success_clears_the_count(database: sb.Database, table: str) -> None:
@@ -342,20 +341,29 @@ def test_set_aside_keeps_everything_and_can_be_replayed(database: sb.Database, t
     far = peer_handle(database, handle)
     policy = sb.give_up_after(1, sb.SetAside())
     assert database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy) == 3
-    (kept,) = database.set_aside_messages()
-    assert (kept.queue, kept.conversation_handle, kept.message_body) == (f"dbo.{STOCK_QUEUE}", far, b"bad \x00")
-    assert (kept.failures, kept.validation, kept.message_type_name, kept.service_name) == (2, "N", ORDER, STOCK)
-    assert kept.error.startswith("Bad: bad")
-    assert "raise Bad" in kept.traceback
+    (dead_letter,) = database.set_aside_messages()
+    assert (dead_letter.queue, dead_letter.conversation_handle, dead_letter.message_body) == (
+        f"dbo.{STOCK_QUEUE}",
+        far,
+        b"bad \x00",
+    )
+    assert (dead_letter.failures, dead_letter.validation, dead_letter.message_type_name, dead_letter.service_name) == (
+        2,
+        "N",
+        ORDER,
+        STOCK,
+    )
+    assert dead_letter.error.startswith("Bad: bad")
+    assert "raise Bad" in dead_letter.traceback
     ours = "select service_broker_guid::text from servicebroker.databases where database_id = %s"
-    assert (kept.far_service, kept.far_broker_instance) == (
+    assert (dead_letter.far_service, dead_letter.far_broker_instance) == (
         "//test/Orders",
         query(database, ours, database.database_id)[0][0],
     )
-    assert kept.first_failed_at <= kept.set_aside_at
+    assert dead_letter.first_failed_at <= dead_letter.set_aside_at
     assert state(database, handle) == "CO"
     assert stored_bodies(database, table) == [b"2"]
-    database.replay_message(kept.set_aside_id)
+    database.replay_message(dead_letter.set_aside_id)
     assert database.set_aside_messages(STOCK_QUEUE) == []
     (again,) = database.receive(STOCK_QUEUE)
     assert (again.message_body, again.message_sequence_number, again.conversation_handle) == (b"bad \x00", 0, far)
@@ -373,14 +381,14 @@ def test_a_message_is_replayed_with_another_body_that_its_type_takes(database: s
         raise ValueError("no")
 
     database.process(STOCK_QUEUE, refuse, poison=lambda failure: sb.SetAside())
-    (kept,) = database.set_aside_messages()
+    (dead_letter,) = database.set_aside_messages()
     with refused(402, "the new body is refused by the message type"):
-        database.replay_message(kept.set_aside_id, body=b"<good>")
+        database.replay_message(dead_letter.set_aside_id, body=b"<good>")
     with refused(402):
-        database.replay_message(kept.set_aside_id, body=7)  # type: ignore[arg-type]
+        database.replay_message(dead_letter.set_aside_id, body=7)  # type: ignore[arg-type]
     with refused(8433):
-        database.replay_message(kept.set_aside_id, body=None)  # type: ignore[arg-type]
-    database.replay_message(kept.set_aside_id, body="<good/>")
+        database.replay_message(dead_letter.set_aside_id, body=None)  # type: ignore[arg-type]
+    database.replay_message(dead_letter.set_aside_id, body="<good/>")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"<good/>"]
 
 
@@ -402,9 +410,9 @@ def test_a_message_of_an_ended_conversation_is_replayed_on_a_new_one(
     """Its handler can answer on the new conversation; the answer goes to the service that had sent the message."""
     handle = begin_with(database, b"bad \x00")
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
-    (kept,) = database.set_aside_messages(STOCK_QUEUE)
+    (dead_letter,) = database.set_aside_messages(STOCK_QUEUE)
     WAYS_TO_END[ends](database, handle)
-    anew = database.replay_message(kept.set_aside_id)
+    anew = database.replay_message(dead_letter.set_aside_id)
     assert anew is not None
     assert anew != handle
     assert database.set_aside_messages() == []
@@ -425,9 +433,9 @@ def test_a_message_for_an_initiator_is_replayed_beside_a_new_dialog(
         (question,) = transaction.receive(STOCK_QUEUE)
         transaction.send(question.conversation_handle, REPLY, b"bad")
     database.process(ORDERS_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
-    (kept,) = database.set_aside_messages(ORDERS_QUEUE)
+    (dead_letter,) = database.set_aside_messages(ORDERS_QUEUE)
     database.end_conversation(handle, cleanup=not ends)
-    anew = database.replay_message(kept.set_aside_id, body=b"mended")
+    anew = database.replay_message(dead_letter.set_aside_id, body=b"mended")
     (again,) = database.receive(ORDERS_QUEUE)
     assert (again.message_body, again.message_type_name, again.conversation_handle) == (b"mended", REPLY, anew)
     database.end_conversation(again.conversation_handle)
@@ -447,30 +455,30 @@ def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: s
     database.grant("SEND", "public", service=STOCK)
     other.send(handle, ORDER, b"bad")
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
-    (kept,) = database.set_aside_messages(STOCK_QUEUE)
+    (dead_letter,) = database.set_aside_messages(STOCK_QUEUE)
     database.end_conversation(peer_handle(database, handle))
     endpoints = "select count(*) from servicebroker.conversation_endpoints"
     before = query(database, endpoints)
     with pytest.raises(sb.InstanceError, match="sender '//elsewhere' is no service of this database"):
-        database.replay_message(kept.set_aside_id)
+        database.replay_message(dead_letter.set_aside_id)
     with refused(8423):
-        database.replay_message(kept.set_aside_id, from_service="//nowhere")
+        database.replay_message(dead_letter.set_aside_id, from_service="//nowhere")
     database.alter_service(STOCK, drop_contracts=[CONTRACT])
     with pytest.raises(sb.InstanceError, match="refuses the message"):
-        database.replay_message(kept.set_aside_id, from_service=ORDERS)
+        database.replay_message(dead_letter.set_aside_id, from_service=ORDERS)
     assert len(database.set_aside_messages()) == 1
     assert query(database, endpoints) == before
     database.alter_service(STOCK, add_contracts=[CONTRACT])
-    assert database.replay_message(kept.set_aside_id, from_service=ORDERS) is not None
+    assert database.replay_message(dead_letter.set_aside_id, from_service=ORDERS) is not None
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
-    (kept,) = database.set_aside_messages(STOCK_QUEUE)
+    (dead_letter,) = database.set_aside_messages(STOCK_QUEUE)
     for verb in (other.replay_message, other.discard_message):  # the message is not theirs
         with refused(402, "a number of `servicebroker dead-letters list`"):
-            verb(kept.set_aside_id)
-    database.discard_message(kept.set_aside_id)
+            verb(dead_letter.set_aside_id)
+    database.discard_message(dead_letter.set_aside_id)
     for verb in (database.replay_message, database.discard_message):
         with refused(402, "a number of `servicebroker dead-letters list`"):
-            verb(kept.set_aside_id)
+            verb(dead_letter.set_aside_id)
         with refused(402):
             verb("1")  # type: ignore[arg-type]
 

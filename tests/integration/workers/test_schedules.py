@@ -78,8 +78,13 @@ def test_each_time_once(course: ScheduleBed, missed: Any, late: list[int]) -> No
     hour = course.to_next_hour()
     course.run(worker)
     assert fired_times == []
-    (kept,) = course.database.schedules()
-    assert (kept.queue, kept.name, kept.rule, kept.next_time) == (f"dbo.{STOCK_QUEUE}", "job", "*/5 * * * *", hour)
+    (schedule,) = course.database.schedules()
+    assert (schedule.queue, schedule.name, schedule.rule, schedule.next_time) == (
+        f"dbo.{STOCK_QUEUE}",
+        "job",
+        "*/5 * * * *",
+        hour,
+    )
     for seconds in (15, 300, 300):
         course.clock.jump(seconds=seconds)
         course.run(worker)
@@ -318,7 +323,7 @@ def test_no_time_twice_under_kills_and_clock_jumps(
     worker = stock_worker(poison=lambda failure: sb.Retry(0))
     worker.every("* * * * *", missed="all")(job)
     run_once(database, worker)
-    (kept,) = database.schedules()
+    (schedule,) = database.schedules()
 
     over = Event()
 
@@ -334,13 +339,13 @@ def test_no_time_twice_under_kills_and_clock_jumps(
 
     readers = [in_thread(read) for _ in range(2)]
     while len(times := fired_times()) < count:
-        if len(times) >= (clock() - kept.next_time) / timedelta(minutes=1):
+        if len(times) >= (clock() - schedule.next_time) / timedelta(minutes=1):
             clock.jump(seconds=seeded_random.choice([1, 30, 60, 61, 600, 6000]))
     over.set()
     for reader in readers:
         reader.result(60)
     times = fired_times()
-    assert times == [kept.next_time + timedelta(minutes=place) for place in range(len(times))]
+    assert times == [schedule.next_time + timedelta(minutes=place) for place in range(len(times))]
     assert times[-1] <= clock()
 
 

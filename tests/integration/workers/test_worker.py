@@ -83,12 +83,12 @@ def test_an_error_is_answered_and_told(database: sb.Database, caplog: pytest.Log
 
 
 def test_own_handlers_of_end_and_error_and_timer_come_first(database: sb.Database) -> None:
-    seen: list[str] = []
+    bodies: list[str] = []
     worker = sb.Worker(STOCK_QUEUE)
 
     @worker.on(sb.END_DIALOG, sb.ERROR, sb.DIALOG_TIMER)
     def service(tx: sb.Transaction, message: sb.Message) -> None:
-        seen.append(message.message_type_name)
+        bodies.append(message.message_type_name)
         if message.is_end_dialog:
             tx.end_conversation(message.conversation_handle)  # itself, which the worker takes as it is
 
@@ -96,10 +96,10 @@ def test_own_handlers_of_end_and_error_and_timer_come_first(database: sb.Databas
     ended, failed = open_dialog(database), open_dialog(database)
     database.begin_conversation_timer(ended[1], 0)
     with database.working(worker):
-        eventually(lambda: seen == [sb.DIALOG_TIMER])
+        eventually(lambda: bodies == [sb.DIALOG_TIMER])
         database.end_conversation(ended[0])
         database.end_conversation(failed[0], error=(5, "no"))
-        eventually(lambda: sorted(seen) == sorted([sb.DIALOG_TIMER, sb.END_DIALOG, sb.ERROR]))
+        eventually(lambda: sorted(bodies) == sorted([sb.DIALOG_TIMER, sb.END_DIALOG, sb.ERROR]))
     assert {state(database, ended[1]), state(database, failed[1])} <= {"CD", None}  # before the block has ended
 
 
@@ -245,9 +245,9 @@ def test_a_wrong_body_is_poison_and_right_ones_are_objects(database: sb.Database
         eventually(database.set_aside_messages)
     assert message.body == {"sum": 6}
     assert message.message_body == b'{"sum":6}'
-    (kept,) = database.set_aside_messages()
-    assert kept.failures == 1
-    assert kept.error.startswith(
+    (dead_letter,) = database.set_aside_messages()
+    assert dead_letter.failures == 1
+    assert dead_letter.error.startswith(
         "BodyError: The body of a message of type '//test/Sum' cannot be read: DecodeError: JSON is malformed"
     )
 

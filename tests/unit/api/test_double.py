@@ -571,5 +571,5 @@ def test_the_types_of_the_double_are_those_of_the_product_and_its_own_methods() 
         assert own <= set(methods)
         for name, node in methods.items():
             if name in dir(real):
-                given = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
-                assert given - {"user"} == set(inspect.signature(getattr(real, name)).parameters) - {"workers", "by"}
+                values = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+                assert values - {"user"} == set(inspect.signature(getattr(real, name)).parameters) - {"workers", "by"}

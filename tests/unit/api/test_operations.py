@@ -79,11 +79,11 @@ def test_every_interpreter_runs_it(operation: type[Any]) -> None:
 
 @pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.__name__)
 def test_the_help_of_an_operation_names_its_fields_and_existing_errors(operation: type[Any]) -> None:
-    told = help_of(operation)
+    help_text = help_of(operation)
     fields = list(inspect.signature(operation).parameters)
-    told_of = re.split(r"\n(?:Returns|Raises):", told.partition("Args:")[2])[0]
+    told_of = re.split(r"\n(?:Returns|Raises):", help_text.partition("Args:")[2])[0]
     assert re.findall(r"^    (\w+): ", told_of, re.M) == fields
-    numbers = {int(number) for number in re.findall(r"(?<![\w,])\d{3,5}(?![\w,]\d)", told.partition("Raises:")[2])}
+    numbers = {int(number) for number in re.findall(r"(?<![\w,])\d{3,5}(?![\w,]\d)", help_text.partition("Raises:")[2])}
     assert numbers <= RULES.keys()
 
 
@@ -172,13 +172,13 @@ def test_the_options_of_a_command_are_the_fields(
     kind, verb = command.split()
     made = load(kind).commands[verb]
     offered = {option: parameter.help for parameter in made.params for option in parameter.opts}
-    told = arguments_of(operation)
+    argument_texts = arguments_of(operation)
     for field in inspect.signature(operation).parameters:
         option = otherwise.get(field, f"--{field.replace('_', '-')}")
         if field != "name" and option is not None:
             assert (
                 offered[option].removesuffix(" May be repeated.").lower()
-                == re.sub(r"\s+", " ", told[field]).strip().lower()
+                == re.sub(r"\s+", " ", argument_texts[field]).strip().lower()
             )
 
 

@@ -48,9 +48,8 @@ def numbers(taken: list[MessageContext]) -> list[int]:
 def test_only_trace_contexts_of_stored_messages_are_taken() -> None:
     traces, handle, other = ArrivedTraces(Budgets()), uuid4(), uuid4()
     part = Part("//type", Content.DATA, b"")
-    traces.note(
-        "certificate shop", handle, traced_header(3, 4)
-    )  # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
+    # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
+    traces.note("certificate shop", handle, traced_header(3, 4))
     traces.note("certificate shop", handle, traced_header(9, 1))  # arrived early, and is kept
     traces.note("certificate shop", other, traced_header(0, 1))  # only an acknowledgement
     batch = Batch(5, 6, [Deliver(5, (part,)), Keep(9, 0, 1, part)])

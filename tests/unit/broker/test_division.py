@@ -210,9 +210,8 @@ def test_shares_come_while_they_are_busy_and_go_while_they_rest() -> None:
     assert busy.passes(POLLS_TO_GROW, 1.0) == 1
     assert busy.passes(1, 1.0) == 2
     assert busy.passes(20, 1.0, 2 * FULL_LOAD - 1.1) == 2  # one conversation exceeds the capacity of a share
-    assert (
-        busy.passes(POLLS_TO_GROW, 1.0, 2 * FULL_LOAD - 1.0) == 3
-    )  # the shares have different numbers of conversations
+    # the shares have different numbers of conversations
+    assert busy.passes(POLLS_TO_GROW, 1.0, 2 * FULL_LOAD - 1.0) == 3
     assert busy.passes(POLLS_TO_GROW, 1.0, 1.0, 1.0) == 3
     assert busy.passes(1, 1.0, 1.0, 1.0) == 4
     assert busy.passes(20, *[1.0] * 4) == MAX_THREADS

@@ -35,15 +35,15 @@ class World:
     def round(self, *, each: float = 0.0, waste: float = 0.0) -> dict[str, int]:
         """Return the number of frames of each owner in a round, at `each` seconds for a frame."""
         taken = self.inbox.take(2_000)
-        found: dict[str, int] = {}
+        values_by_name: dict[str, int] = {}
         for item in taken:
             assert isinstance(item, Arrival)
-            found[item.link.owner] = found.get(item.link.owner, 0) + 1
+            values_by_name[item.link.owner] = values_by_name.get(item.link.owner, 0) + 1
             if waste:
                 self.inbox.waste(item.link, waste)
         self.now += each * len(taken)
         self.inbox.account_round(each * len(taken))
-        return found
+        return values_by_name
 
 
 @pytest.fixture

@@ -97,9 +97,8 @@ def test_an_unreachable_broker_is_reported(two: tuple[Daemon, Daemon]) -> None:
     west.happened.clear()
     west.network.ask(east.address, KnownTimeline())
     eventually(lambda: west.has(Answered(east.address, IN_DOUBT)))
-    east.network.apply(
-        Policy("127.0.0.1", east.address.port, refusal=28080, silence=9666)
-    )  # east restarts, and refuses
+    # east restarts, and refuses
+    east.network.apply(Policy("127.0.0.1", east.address.port, refusal=28080, silence=9666))
     eventually(lambda: Unreached in west.kinds())
 
 

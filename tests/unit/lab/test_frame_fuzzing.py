@@ -36,8 +36,7 @@ def test_the_fuzzer_notices_a_removed_limit(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: object, problem: str
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    monkeypatch.setattr(
-        trials, "BUDGET", trials.BUDGET._replace(openings=2)
-    )  # conversations without a delivered message
+    # conversations without a delivered message
+    monkeypatch.setattr(trials, "BUDGET", trials.BUDGET._replace(openings=2))
     outcomes = [run_case(number, STEP_COUNT) for number in range(3)]
     assert any(isinstance(outcome, Failure) and problem in outcome.problem for outcome in outcomes), outcomes

@@ -126,10 +126,11 @@ def test_a_batch_is_a_list_of_bodies(wrong: Any) -> None:
 
 @pytest.mark.parametrize("made", [bytes, bytearray, memoryview, lambda raw: raw.decode("utf-16-le")])
 def test_a_body_has_a_maximum(made: Callable[[bytes], Any]) -> None:
+    # str: 2 bytes per character
     fits, is_over = (
         made("\u00e4".encode("utf-16-le") * 5),
         made("\u00e4".encode("utf-16-le") * 6),
-    )  # str: 2 bytes per character
+    )
     start(send.send(catalog.Catalog(), Send(HANDLE, "t", fits), now=NOW, maximum_body=10))
     with refused(8459, "10"):
         start(send.send(catalog.Catalog(), Send(HANDLE, "t", is_over), now=NOW, maximum_body=10))

@@ -102,9 +102,9 @@ def test_commands_refuse_a_device_in_a_sentence(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, given)
     assert isinstance(result.exception, OSError | sb.ServiceBrokerError | SystemExit)
     assert result.exit_code == 1
-    said = f"{result.output} {result.exception}"  # `tsql check` reports one file, and checks the others
-    assert "/dev/zero" in said
-    assert "more than" in said or "pipe or device" in said
+    pattern = f"{result.output} {result.exception}"  # `tsql check` reports one file, and checks the others
+    assert "/dev/zero" in pattern
+    assert "more than" in pattern or "pipe or device" in pattern
 
 
 @pytest.mark.timeout(30)

@@ -60,16 +60,16 @@ def test_pending_rollbacks_are_bounded() -> None:
 
 def test_events_are_kept_and_told() -> None:
     events = Events()
-    told: list[BrokerEvent] = []
+    seen_events: list[BrokerEvent] = []
 
     def broken(_: BrokerEvent) -> None:
         raise ValueError("broken handler")
 
     events.subscribe(broken)
-    events.subscribe(told.append)
+    events.subscribe(seen_events.append)
     events.record(QUEUE_DISABLED_CLASS, NOW, 5, 70000, "off")
-    assert told == events.recent() == events.recent(QUEUE_DISABLED_CLASS)
-    assert told[0][:7] == (143, "Broker:Queue Disabled", NOW, 5, 70000, "off", "")
+    assert seen_events == events.recent() == events.recent(QUEUE_DISABLED_CLASS)
+    assert seen_events[0][:7] == (143, "Broker:Queue Disabled", NOW, 5, 70000, "off", "")
     assert events.recent(1) == []
     for _ in range(2000):
         events.record(QUEUE_DISABLED_CLASS, NOW, 5, 70000, "off")
@@ -78,27 +78,27 @@ def test_events_are_kept_and_told() -> None:
 
 @pytest.mark.parametrize("problem", [SystemExit, GeneratorExit, KeyboardInterrupt])
 def test_a_handler_that_exits_ends_no_thread_of_ours(problem: type[BaseException]) -> None:
-    events, told = Events(partial(is_interrupt, exits=True)), []
+    events, seen_events = Events(partial(is_interrupt, exits=True)), []
 
     def broken(_: BrokerEvent) -> None:
         raise problem
 
     def record() -> None:
         events.record(QUEUE_DISABLED_CLASS, NOW, 5, 70000, "off")
-        told.append("off")
+        seen_events.append("off")
 
     events.subscribe(broken)
     working = threading.Thread(target=record)
     working.start()
     working.join()
-    assert told == ["off"]
+    assert seen_events == ["off"]
     if problem is not GeneratorExit:  # in the main thread the program handles it
         with pytest.raises(problem):
             record()
 
 
 def test_a_log_handler_that_fails_hides_no_event() -> None:
-    events, told = Events(), []
+    events, seen_events = Events(), []
 
     class BrokenEvent(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -107,8 +107,8 @@ def test_a_log_handler_that_fails_hides_no_event() -> None:
     handler, log = BrokenEvent(), logging.getLogger("servicebroker")
     log.addHandler(handler)
     try:
-        events.subscribe(told.append)
+        events.subscribe(seen_events.append)
         events.record(QUEUE_DISABLED_CLASS, NOW, 5, 70000, "off")
     finally:
         log.removeHandler(handler)
-    assert len(told) == 1
+    assert len(seen_events) == 1

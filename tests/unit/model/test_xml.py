@@ -392,11 +392,11 @@ LARGE = {
 }
 
 
-def judge(name: str, told: Any) -> None:
+def judge(name: str, channel: Any) -> None:
     """Validate in a process that may allocate 1 GB more."""
     body, _ = LARGE[name]
     limit_memory(1 << 30)
-    told.send(validation_failure("X", body))
+    channel.send(validation_failure("X", body))
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -421,13 +421,13 @@ def test_a_large_document_of_few_parts_is_taken() -> None:
 def test_any_exception_of_the_validation_refuses_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
     for problem in (MemoryError(), etree.XPathEvalError("no"), etree.XMLSchemaParseError("no"), RecursionError("no")):
         monkeypatch.setattr(xml, "check_content", lambda body, problem=problem: (_ for _ in ()).throw(problem))
-        said = validation_failure("X", b"<a/>")
-        assert said is not None
-        assert said.startswith(f"The body cannot be validated: {type(problem).__name__}")
+        failure = validation_failure("X", b"<a/>")
+        assert failure is not None
+        assert failure.startswith(f"The body cannot be validated: {type(problem).__name__}")
 
 
 def test_a_long_value_is_not_quoted_whole() -> None:
     schema = read_schema(f'<xs:schema xmlns:xs="{XSD}"><xs:element name="a" type="xs:int"/></xs:schema>')
-    said = validation_failure("X", b"<a>" + b"x" * 1_000_000 + b"</a>", SchemaCollection([schema]))
-    assert said
-    assert len(said) <= 1_000
+    failure = validation_failure("X", b"<a>" + b"x" * 1_000_000 + b"</a>", SchemaCollection([schema]))
+    assert failure
+    assert len(failure) <= 1_000

@@ -66,12 +66,12 @@ def threads(before: int) -> Callable[[], bool]:
     return lambda: threading.active_count() - before <= http_server.UNFINISHED.of_network
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nx: "], ids=["nothing", "half a request"])
-def test_silent_connections_use_few_threads_and_block_no_client(port: int, said: bytes) -> None:
+@pytest.mark.parametrize("expected_text", [b"", b"GET /metrics HTTP/1.1\r\nx: "], ids=["nothing", "half a request"])
+def test_silent_connections_use_few_threads_and_block_no_client(port: int, expected_text: bytes) -> None:
     before = threading.active_count()
     with ExitStack() as stack:
         for _ in range(200):
-            stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), 5))).sendall(said)
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), 5))).sendall(expected_text)
         eventually(threads(before))
         assert ask(port) == 200
     eventually(lambda: threading.active_count() == before)

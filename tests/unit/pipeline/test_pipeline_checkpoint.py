@@ -45,9 +45,11 @@ def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
     Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
-    said = r"older than the table '.*bronze': the table has batch 1 .* and the checkpoint has only batches up to 0\. .*"
+    pattern = (
+        r"older than the table '.*bronze': the table has batch 1 .* and the checkpoint has only batches up to 0\. .*"
+    )
     again = "not added twice" if kind == "delta" else "check first which messages the queue still holds"
-    with pytest.raises(InstanceError, match=said + again):
+    with pytest.raises(InstanceError, match=pattern + again):
         Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
     Checkpoints(pipe).check(QUEUE)

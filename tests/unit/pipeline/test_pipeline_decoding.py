@@ -263,7 +263,7 @@ def test_a_body_that_keeps_its_schema_is_read(body):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected_text"),
     [
         (b"{}", 'the body: "id" is a required property'),
         (b'{"id": "1"}', '\'id\': "1" is not of type "integer"'),
@@ -275,11 +275,11 @@ def test_a_body_that_keeps_its_schema_is_read(body):
         (b'{"id": 1, "price": 1e1000000000000000000}', "a number is too large to be compared"),
     ],
 )
-def test_a_body_that_breaks_its_schema_says_where(body, said):
+def test_a_body_that_breaks_its_schema_says_where(body, expected_text):
     with pytest.raises(Undecodable) as error:
         schema_reader().decode(body)
     assert error.value.reason == "invalid"
-    assert error.value.detail.startswith(said)
+    assert error.value.detail.startswith(expected_text)
 
 
 def test_the_detail_of_a_long_value_is_cut():
@@ -298,7 +298,7 @@ def test_other_faults_of_a_body_are_reported_before_its_schema():
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "expected_text"),
     [
         ('{\n  "type": \n}', "no JSON Schema: Expecting value: line 3 column 1"),
         ('{"properties": {"id": {"type": "whole"}}}', "no JSON Schema at 'properties.id.type': \"whole\" is not"),
@@ -311,8 +311,8 @@ def test_other_faults_of_a_body_are_reported_before_its_schema():
         ("[" * 100_000, "no JSON Schema"),
     ],
 )
-def test_a_schema_that_is_none_is_refused(schema, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_schema_that_is_none_is_refused(schema, expected_text):
+    with pytest.raises(ValueError, match=expected_text):
         schema_reader(schema)
 
 

@@ -113,16 +113,16 @@ ATTACKS = {
 }  # fmt: skip
 
 
-def attack(given, body, told):
+def attack(given, body, channel):
     """Decode in a process with little memory, and report the reason of the refusal."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         decoder(**given).decode(body)
-        told.send("decoded")
+        channel.send("decoded")
     except Undecodable as error:
-        told.send(error.reason)
+        channel.send(error.reason)
     except BaseException as other:
-        told.send(repr(other))
+        channel.send(repr(other))
 
 
 @pytest.mark.sampled(8)
@@ -166,8 +166,8 @@ def test_a_decimal_of_all_its_digits_is_read():
         largest = 10**precision - 1
         for value in (largest, -largest):
             content = value.to_bytes((value.bit_length() + 8) // 8, signed=True)
-            found = decoder(**avro(record(a=kind))).decode(avro_long(len(content)) + content)
-            assert [str(item) for item in found] == [str(value)]
+            values = decoder(**avro(record(a=kind))).decode(avro_long(len(content)) + content)
+            assert [str(item) for item in values] == [str(value)]
 
 
 REFUSED_SCHEMAS = {
@@ -239,11 +239,11 @@ def test_the_cost_of_protobuf_does_not_grow_with_empty_columns():
     for number in range(1, 61):
         kind = {"type": field.TYPE_MESSAGE, "type_name": ".W", "label": field.LABEL_REPEATED}
         message.field.add(name=f"f{number}", number=number, **kind)
-    given = {"format_": "protobuf", "schema": files.SerializeToString(), "message": "W"}
+    values = {"format_": "protobuf", "schema": files.SerializeToString(), "message": "W"}
     body = b"\x0a\x00" * 20_000
 
     def seconds(columns):
-        reader = decoder(columns=columns, **given)
+        reader = decoder(columns=columns, **values)
         started_at = time.process_time()
         assert len(reader.decode(body)[0]) == 60_001
         return time.process_time() - started_at

@@ -220,11 +220,11 @@ def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch
     land(pipe, "q", 0, batch(order(1)))
     become, numbers = DeltaVersion.replace_content, iter(range(2))
 
-    def land_concurrently(*given):
+    def land_concurrently(*arguments):
         number = next(numbers, None)
         if number is not None:
             land(pipe, "q", 1 + number, batch(order(10 + number)))
-        become(*given)
+        become(*arguments)
 
     monkeypatch.setattr(DeltaVersion, "replace_content", land_concurrently)
     assert rebuild(pipe, "orders").rows == 3

@@ -47,7 +47,7 @@ def test_a_nested_type_has_one_form_in_the_file_and_in_a_table(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "expected_text"),
     [
         ("array<>", "'>' is no type"),
         ("array<long", "it breaks off at 'its end'"),
@@ -59,8 +59,8 @@ def test_a_nested_type_has_one_form_in_the_file_and_in_a_table(kind):
         ("array<" * 30 + "long" + ">" * 30, "nested more than 20 deep"),
     ],
 )
-def test_a_nested_type_that_is_none_is_refused(kind, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_nested_type_that_is_none_is_refused(kind, expected_text):
+    with pytest.raises(ValueError, match=expected_text):
         parse_kind(kind)
 
 

@@ -86,10 +86,10 @@ def test_a_run_reports_quarantined_messages(caplog, tmp_path):
     caplog.set_level(logging.INFO, "servicebroker.pipeline")
     run = queue_run({("Order", "malformed"): 50})
     run._count_batch(60, 600, 1.0)
-    (told,) = caplog.records
-    assert (told.levelname, told.fields["quarantined"]) == ("WARNING", 50)
-    assert told.fields["quarantined_by_rule"] == {"Order": {"malformed": 50}}
-    assert "60 messages, 600 bytes, 50 in quarantine (Order: malformed 50), 1.0 s" in told.getMessage()
+    (record,) = caplog.records
+    assert (record.levelname, record.fields["quarantined"]) == ("WARNING", 50)
+    assert record.fields["quarantined_by_rule"] == {"Order": {"malformed": 50}}
+    assert "60 messages, 600 bytes, 50 in quarantine (Order: malformed 50), 1.0 s" in record.getMessage()
     run._count_batch(1, 10, 1.0)
     assert (caplog.records[-1].levelname, caplog.records[-1].fields["quarantined"]) == ("INFO", 0)
     assert run.counts()["quarantined"] == 50
@@ -115,7 +115,7 @@ def test_the_record_of_the_last_run_has_quarantine_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limits", "fails_on_any", "said"),
+    ("limits", "fails_on_any", "expected_text"),
     [
         ({}, False, None),
         ({"Order": 3}, False, None),
@@ -125,11 +125,11 @@ def test_the_record_of_the_last_run_has_quarantine_counts(tmp_path):
         ({"Order": 9}, True, r"4 messages went into quarantine in this run \(Order: malformed 2, Order: wrong type 1"),
     ],
 )
-def test_more_than_may_be_is_refused(limits, fails_on_any, said):
-    if said is None:
+def test_more_than_may_be_is_refused(limits, fails_on_any, expected_text):
+    if expected_text is None:
         check_limits(Counter(BAD_COUNTS), limits, "quarantine", fails_on_any=fails_on_any)
         return
-    with pytest.raises(TooManyQuarantined, match=said) as refusal:
+    with pytest.raises(TooManyQuarantined, match=expected_text) as refusal:
         check_limits(Counter(BAD_COUNTS), limits, "quarantine", fails_on_any=fails_on_any)
     assert refusal.value.exit_code == 3
     assert "Check the table 'quarantine', correct the rule" in str(refusal.value)

@@ -275,7 +275,7 @@ def test_an_unknown_schema_is_requested_once_and_replayed_later(registry, tmp_pa
     assert len(quarantined) == 3
     assert len(registry.requests) == 1
     registry.add_schema(1, "AVRO", schema)
-    assert [(told.written, told.remaining) for told in replay(pipe)] == [(3, 0)]
+    assert [(result.written, result.remaining) for result in replay(pipe)] == [(3, 0)]
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2]
 
 
@@ -290,7 +290,7 @@ def test_a_body_with_another_number_holds_nothing_up(registry):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected_text"),
     [
         ((503, b"busy"), "answers 503 to schemas/ids/1 (Service Unavailable)"),
         ((500, {"error_code": 50001, "message": "store is gone"}), "answers 500 to schemas/ids/1 (store is gone)"),
@@ -304,13 +304,13 @@ def test_a_body_with_another_number_holds_nothing_up(registry):
         ({"schemaType": "PROTOBUF", "schema": "syntax = 'proto3';"}, "does not support format=serialized"),
     ],
 )
-def test_a_registry_that_does_not_answer_as_one_quarantines_nothing(registry, tmp_path, answer, said):
+def test_a_registry_that_does_not_answer_as_one_quarantines_nothing(registry, tmp_path, answer, expected_text):
     registry.answers["/schemas/ids/1"] = registry.answers["/schemas/ids/1?format=serialized"] = answer
-    format_ = "protobuf" if "format=serialized" in said else "avro"
+    format_ = "protobuf" if "format=serialized" in expected_text else "avro"
     pipe = pipeline(tmp_path, rule(registry, format_, COLUMNS[:1], when_bad="end conversation"))
     with pytest.raises(InstanceError) as error:
         Sorter(pipe, QUEUE).sort(batch(message(1, with_header(1, b"\0x"))), NOON)
-    assert said in str(error.value)
+    assert expected_text in str(error.value)
     assert registry.url in str(error.value)
 
 
@@ -407,8 +407,11 @@ def test_a_schema_that_needs_too_many_others_is_quarantined(registry):
     registry.add_schema(1, "JSON", "true", [reference(f"n{number}") for number in range(200)])
     registry.add_schema(2, "JSON", "true", [reference("row0")])
     reader = rule(registry, "json").decoder()
-    for number, said in ((1, "more than 100 others"), (2, "more than 20 schemas refer to each other in a row")):
-        with pytest.raises(Undecodable, match=said) as error:
+    for number, expected_text in (
+        (1, "more than 100 others"),
+        (2, "more than 20 schemas refer to each other in a row"),
+    ):
+        with pytest.raises(Undecodable, match=expected_text) as error:
             reader.decode(with_header(number, b"{}"))
         assert error.value.reason == "wrong schema"
     assert len(registry.requests) <= 2 + 100 + 20
@@ -469,7 +472,7 @@ def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected_text"),
     [
         ({"format_": "xml"}, "none of xml"),
         ({"format_": "json", "schema": b"{}"}, "only Avro takes a schema of its own"),
@@ -478,7 +481,7 @@ def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head
         ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
     ],
 )
-def test_options_that_do_not_fit_a_registry_are_refused(registry, given, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_that_do_not_fit_a_registry_are_refused(registry, given, expected_text):
+    with pytest.raises(ValueError, match=expected_text):
         rule(registry, **given).decoder()
     assert registry.requests == []

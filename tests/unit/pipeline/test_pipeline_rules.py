@@ -117,8 +117,8 @@ def test_the_command_tells_rows_and_quarantine_and_fails_with_an_example(files):
     body = run_command(
         "pipeline", "test", files / "orders.toml", files / "bad.json", "--type", "//shop/Order", "--json", timeout=60
     )
-    (told,) = json.loads(body.stdout)["examples"]
-    assert (told["reason"], told["table"], told["differences"]) == ("missing field", "", [])
+    (shown_row,) = json.loads(body.stdout)["examples"]
+    assert (shown_row["reason"], shown_row["table"], shown_row["differences"]) == ("missing field", "", [])
     (files / "examples.toml").write_text(EXAMPLES.replace("row = { id = 2", "row = { id = 3"))
     wrong = run_command("pipeline", "test", files / "orders.toml", files / "examples.toml", timeout=60)
     assert wrong.returncode == 1
@@ -133,7 +133,7 @@ def test_a_fixture_of_pytest_tries_a_message(files, try_pipeline):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ('[[example]]\ntype = "T"', ":1: an example needs either body or file"),
         ('[[example]]\ntype = "T"\nbody = "x"\ncolour = 1', ":4: there is no key 'colour'"),
@@ -141,9 +141,9 @@ def test_a_fixture_of_pytest_tries_a_message(files, try_pipeline):
         ('[[example]]\ntype = "T"\nbody = "x"\nrow = {}\nquarantine = "x"', "not both"),
     ],
 )
-def test_a_wrong_example_is_said_with_its_line(files, text, said):
+def test_a_wrong_example_is_said_with_its_line(files, text, expected_text):
     (files / "wrong.toml").write_text(text)
-    with pytest.raises(InstanceError, match=said):
+    with pytest.raises(InstanceError, match=expected_text):
         read_examples(files / "wrong.toml")
 
 

@@ -35,11 +35,11 @@ class Progress:
 class Query:
     """A stand-in for a streaming query, with the attributes that a run reads."""
 
-    def __init__(self, is_active=False, problem=None, told=(), message="Waiting for data to arrive"):
+    def __init__(self, is_active=False, problem=None, reports=(), message="Waiting for data to arrive"):
         self.isActive = is_active
         self.status = {"message": message}
         self._problem = problem and StreamingQueryException(problem)
-        self.recentProgress = list(told)
+        self.recentProgress = list(reports)
 
     @property
     def lastProgress(self):
@@ -151,7 +151,7 @@ Failed when Python streaming data source perform latestOffset: Traceback (most r
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "told"),
+    ("kind", "text", "expected_text"),
     [
         ("psycopg.errors.AdminShutdown", "terminating connection", "AdminShutdown: terminating connection"),
         ("KeyError", "'x'", "KeyError: 'x'"),
@@ -159,12 +159,12 @@ Failed when Python streaming data source perform latestOffset: Traceback (most r
         ("servicebroker.pipeline.sinks.tables.Conflict", "Another commit.", "Another commit."),
     ],
 )
-def test_a_failure_in_python_is_told_without_its_traceback(kind, text, told):
-    assert reason(StreamingQueryException(PYTHON_FAILURE.format(kind=kind, text=text))) == told
+def test_a_failure_in_python_is_told_without_its_traceback(kind, text, expected_text):
+    assert reason(StreamingQueryException(PYTHON_FAILURE.format(kind=kind, text=text))) == expected_text
 
 
 def test_pauses_grow_up_to_a_minute_and_a_batch_makes_them_short_again(caplog):
-    landed = Query(problem=BROKEN, told=[Progress(0, 2, messagesRead=3)])
+    landed = Query(problem=BROKEN, reports=[Progress(0, 2, messagesRead=3)])
     queries = Queries(*[Query(problem=BROKEN)] * 9, landed)
     pauses = []
     for _ in range(10):
@@ -172,11 +172,11 @@ def test_pauses_grow_up_to_a_minute_and_a_batch_makes_them_short_again(caplog):
         queries.now = queries.run._next_start
     assert pauses == [1, 2, 4, 8, 16, 32, MAX_RETRY_DELAY_S, MAX_RETRY_DELAY_S, MAX_RETRY_DELAY_S, 1]
     assert (queries.run.restarts, queries.run.reason, queries.cleared) == (10, "The disk is full.", 10)
-    told = [record for record in caplog.records if record.fields["event"] == "queue restarts"]
-    assert told[2].getMessage() == (
+    records = [record for record in caplog.records if record.fields["event"] == "queue restarts"]
+    assert records[2].getMessage() == (
         "The queue 'Shop.StockQueue' is started again in 4 s (restart 3): The disk is full."
     )
-    assert told[2].fields | {"pause": 4.0, "restarts": 3, "reason": "The disk is full."} == told[2].fields
+    assert records[2].fields | {"pause": 4.0, "restarts": 3, "reason": "The disk is full."} == records[2].fields
 
 
 def test_a_query_that_is_to_end_is_not_started_for_ever():
@@ -228,29 +228,29 @@ def test_batches_are_told_and_counted_over_restarts(caplog):
     idle = Progress(1, 0, messagesRead=5, bytesRead=50)
     first = Query(
         problem=BROKEN,
-        told=[
+        reports=[
             Progress(0, 2, messagesRead=3, bytesRead=30, messagesBehind=1200, oldestMessageSeconds=7),
             Progress(1, 2, messagesRead=5, bytesRead=50),
             idle,
         ],
     )
     again = [Progress(2, 2), Progress(3, 0, messagesRead=4, bytesRead=4), Progress(3, 2, messagesRead=5, bytesRead=6)]
-    queries = Queries(first, Query(is_active=True, told=again))
+    queries = Queries(first, Query(is_active=True, reports=again))
     for _ in range(3):
         queries.poll()
         queries.now += 1
     assert queries.run.totals() == {"batches": 4, "messages": 10, "bytes": 56, "quarantined": 0, "restarts": 1}
-    told = [record for record in caplog.records if record.fields["event"] == "batch"]
-    assert [(record.fields["batch"], record.fields["messages"], record.fields["bytes"]) for record in told] == [
+    records = [record for record in caplog.records if record.fields["event"] == "batch"]
+    assert [(record.fields["batch"], record.fields["messages"], record.fields["bytes"]) for record in records] == [
         (0, 3, 30),
         (1, 2, 20),
         (2, 0, 0),  # with the next report
         (3, 1, 2),
     ]
-    assert told[0].getMessage() == (
+    assert records[0].getMessage() == (
         "The queue 'Shop.StockQueue' batch 0: 3 messages, 30 bytes, 1.5 s, 1,200 behind, the oldest of them 7 s."
     )
-    assert ": written again after a restart, 1.5 s, " in told[2].getMessage()
+    assert ": written again after a restart, 1.5 s, " in records[2].getMessage()
     metrics = Metrics("orders")
     metrics.queues = [queries.run]
     labels = {"pipeline": "orders", "queue": "Shop.StockQueue"}

@@ -408,9 +408,8 @@ def test_written_rows_are_on_disk_before_the_acknowledgement(tmp_path, monkeypat
     check()
     land(pipe, "q", 1, batch(order(3, key=1, note="c"), order(4, key=2, note="d")))
     check()
-    land(
-        pipe, "q", 1, batch(order(3, key=1, note="c"), order(4, key=2, note="d"))
-    )  # the progress of the first is unknown
+    # the progress of the first is unknown
+    land(pipe, "q", 1, batch(order(3, key=1, note="c"), order(4, key=2, note="d")))
     check()
 
 

@@ -66,9 +66,9 @@ def test_an_identifier_of_ours_without_the_service_fails() -> None:
 
 def test_a_route_to_this_instance_is_explained_by_the_routes_of_msdb() -> None:
     back = Route("back", "s", None, None, "TCP://ME:1")
-    said = explanation_of(back, site=HERE, outside=(ANY_LOCAL,))
-    assert "The route leads back to this instance, so the routes for conversations from outside decide." in said
-    assert "Matched in sys.routes of msdb" in said
+    report = explanation_of(back, site=HERE, outside=(ANY_LOCAL,))
+    assert "The route leads back to this instance, so the routes for conversations from outside decide." in report
+    assert "Matched in sys.routes of msdb" in report
 
 
 def test_every_outcome_of_chance_is_found() -> None:
@@ -94,5 +94,5 @@ def test_the_explanation_of_an_arriving_conversation() -> None:
     (decision,) = explain(
         Conversation("s"), RoutingTable(()), RoutingTable([Route("f", "s", None, None, "TCP://far:1")]), HERE, NOW
     ).decisions
-    said = words(explanation._replace(decisions=(decision,)), {})
-    assert "It is dropped, and its sender sends it again: Could not forward the message because forwarding" in said[1]
+    report = words(explanation._replace(decisions=(decision,)), {})
+    assert "It is dropped, and its sender sends it again: Could not forward the message because forwarding" in report[1]

@@ -101,12 +101,13 @@ def test_both_are_asked_again_while_neither_is_chosen() -> None:
 def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(report: RoleReport | None) -> None:
     pair = pair_after(principal(), MIRROR)
     pair = unreachable(pair, 0, "cut", 5.0) if report is None else heard(pair, 0, report, 5.0)
+    # both sides are asked
     assert (pair.chosen, pair.statuses[1], pair.asked_at, pair.questions) == (
         None,
         BrokerStatus.UNANSWERED,
         5.0,
         2,
-    )  # both sides are asked
+    )
     assert heard(pair, 1, MIRROR, 5.1).chosen is None
     assert heard(pair, 1, principal(2), 5.1).chosen == 1
 

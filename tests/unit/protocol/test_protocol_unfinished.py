@@ -59,9 +59,8 @@ def test_a_peer_over_its_quota_finishes_its_oldest_message(messages: UnfinishedM
 
 def test_the_next_one_is_finished_when_the_first_is_complete(messages: UnfinishedMessages) -> None:
     fill(messages)
-    messages.note(
-        MALLORY, conversation(2), opening_of(201, fragments=6), 1.0
-    )  # a later fragment does not reset its age
+    # a later fragment does not reset its age
+    messages.note(MALLORY, conversation(2), opening_of(201, fragments=6), 1.0)
     for number in range(5):
         assert messages.allowance(MALLORY, conversation(number), 6) == CURRENT
         messages.forget(conversation(number))

@@ -211,9 +211,8 @@ def test_new_conversations_spread_over_the_identifiers_evenly() -> None:
     count = 10_000
     destinations = Counter(decide(routes, pick=rng.randrange).destination for _ in range(count))
     expected = count / 8
-    assert (
-        sum((seen - expected) ** 2 / expected for seen in destinations.values()) < 24.3
-    )  # chi-square, 7 degrees, p = 0.001
+    # chi-square, 7 degrees, p = 0.001
+    assert sum((seen - expected) ** 2 / expected for seen in destinations.values()) < 24.3
 
 
 @pytest.mark.feature(116)
@@ -401,6 +400,7 @@ def test_a_service_name_that_begins_with_no_address(service: str) -> None:
 # ---------------------------------------------------------------- invariants for any table
 
 _instances = st.sampled_from([None, HERE, THERE, OTHER])
+# as CREATE ROUTE has it
 _routes = st.builds(
     route,
     st.sampled_from([HOST1, HOST2, "LOCAL", "TRANSPORT", "local"]),
@@ -408,9 +408,7 @@ _routes = st.builds(
     _instances,
     expires=st.sampled_from([None, PAST, FUTURE]),
     mirror=st.sampled_from([None, HOST3]),
-).filter(
-    lambda route: route.mirror_address is None or parse_address(route.address) is not None
-)  # as CREATE ROUTE has it
+).filter(lambda route: route.mirror_address is None or parse_address(route.address) is not None)
 _sites = st.builds(
     own_site,
     st.sampled_from([{}, {SERVICE: [HERE]}, {SERVICE: [HERE, THERE]}]),

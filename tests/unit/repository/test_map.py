@@ -57,9 +57,9 @@ def test_the_map_has_every_package() -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_package_opens_with_its_theory(room: str) -> None:
-    told = head(SOURCES / room)
-    assert [name for name in REQUIRED_TEXTS if name not in told] == []
-    assert LEAST_LINES <= len(told.splitlines()) <= MOST_HEAD_LINES
+    theory = head(SOURCES / room)
+    assert [name for name in REQUIRED_TEXTS if name not in theory] == []
+    assert LEAST_LINES <= len(theory.splitlines()) <= MOST_HEAD_LINES
 
 
 @pytest.mark.parametrize("package", sorted({str(package) for package in packages()}))

@@ -58,9 +58,11 @@ def test_an_instance_with_the_baseline_is_known() -> None:
 
 @pytest.mark.parametrize("applied", [{1}, set(range(1, BASELINE_NUMBER))])
 def test_an_instance_from_before_the_baseline_is_refused(applied: set[int]) -> None:
-    said = f"schema is number {max(applied)}, .* upgrades from number {BASELINE_NUMBER}. Open it first with a version"
+    pattern = (
+        f"schema is number {max(applied)}, .* upgrades from number {BASELINE_NUMBER}. Open it first with a version"
+    )
     for check in (check_known, check_complete):
-        with pytest.raises(InstanceError, match=said):
+        with pytest.raises(InstanceError, match=pattern):
             check(applied)
 
 

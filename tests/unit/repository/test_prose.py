@@ -121,9 +121,9 @@ def test_findings_are_counted_by_room() -> None:
 
 def test_a_baseline_only_shrinks() -> None:
     baseline = Counter({("a", "comments"): 2, ("b", "comments"): 1})
-    found = Counter({("a", "comments"): 1, ("b", "comments"): 3})
-    assert prose.excess(baseline, found) == [("b", "comments")]
-    assert prose.lower(baseline, found) == {("a", "comments"): 1, ("b", "comments"): 1}
+    counts = Counter({("a", "comments"): 1, ("b", "comments"): 3})
+    assert prose.excess(baseline, counts) == [("b", "comments")]
+    assert prose.lower(baseline, counts) == {("a", "comments"): 1, ("b", "comments"): 1}
 
 
 def test_a_baseline_is_read_as_written() -> None:

@@ -79,8 +79,8 @@ def test_pieces_of_a_script_in_any_order(pieces: list[list[str]], between: str) 
 
 
 def test_warnings_of_sqlglot_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    (found,) = check("WITH x AS (CREATE QUEUE q) SELECT 1")
-    assert found.note.startswith("102")
+    (finding,) = check("WITH x AS (CREATE QUEUE q) SELECT 1")
+    assert finding.note.startswith("102")
     assert not caplog.records
     logging.getLogger("sqlglot").warning("of somebody else")
     assert [record.message for record in caplog.records] == ["of somebody else"]

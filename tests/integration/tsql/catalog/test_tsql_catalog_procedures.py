@@ -144,9 +144,9 @@ def test_a_text_is_run_for_each_table_and_each_database(shop: sb.Database) -> No
 )
 def test_the_tables_are_chosen_as_by_sql_server(shop: sb.Database, condition: str) -> None:
     given = condition.replace("'", "''")
-    said = output_of(shop, f"EXEC sp_MSforeachtable 'PRINT ''?''', @whereand = 'AND {given}'")
-    assert said[0] == "[dbo].[Goods]"
-    assert (len(said) == 2) is (condition == "o.id > 0")
+    output = output_of(shop, f"EXEC sp_MSforeachtable 'PRINT ''?''', @whereand = 'AND {given}'")
+    assert output[0] == "[dbo].[Goods]"
+    assert (len(output) == 2) is (condition == "o.id > 0")
 
 
 def test_an_error_in_one_of_them_lets_the_others_run(shop: sb.Database) -> None:
@@ -186,8 +186,8 @@ def test_invalid_calls_of_catalog_procedures_are_refused(shop: sb.Database, scri
 
 def test_check_refuses_the_same_procedures_by_name(shop: sb.Database) -> None:
     for name, instead in ADVICE.items():
-        (found,) = check(f"EXEC {name}")
-        assert found.note == f"40515: EXEC {name} is not supported here. {instead}"
+        (finding,) = check(f"EXEC {name}")
+        assert finding.note == f"40515: EXEC {name} is not supported here. {instead}"
     assert [one.verdict.value for one in check("EXEC sp_help 'x'; EXEC Depot.sp_lock; EXEC master..xp_cmdshell")] == [
         "runs", "runs", "does not run",
     ]  # fmt: skip

@@ -139,9 +139,9 @@ def test_unsupported_views_of_sql_server_are_named(db: sb.Database, query: str, 
     with pytest.raises(TsqlError, match="208") as error:
         rows(db, query)
     assert shown in error.value.text
-    (found,) = check(query)
-    assert found.verdict is Verdict.REFUSED
-    assert shown in found.note
+    (finding,) = check(query)
+    assert finding.verdict is Verdict.REFUSED
+    assert shown in finding.note
 
 
 def test_a_procedure_may_name_an_unsupported_view(db: sb.Database) -> None:

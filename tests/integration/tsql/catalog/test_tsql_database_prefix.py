@@ -134,11 +134,11 @@ def new_pair(instance: sb.Instance) -> sb.Database:
     """A database Here beside one that is called There; those that were there are dropped."""
     for name in ("Here", "There"):
         output_of(instance.database("tempdb", create=True), f"DROP DATABASE IF EXISTS {name}")
-    there = instance.database("There", create=True)
+    there_database = instance.database("There", create=True)
     here = instance.database("Here", create=True)
-    assert output_of(there, OBJECTS.format(n=100, type="int")) == []
+    assert output_of(there_database, OBJECTS.format(n=100, type="int")) == []
     assert output_of(here, OBJECTS.format(n=1, type="varchar(4)")) == []
-    there.execute_tsql("CREATE TYPE dbo.Rows_2 AS TABLE (C int)")
+    there_database.execute_tsql("CREATE TYPE dbo.Rows_2 AS TABLE (C int)")
     return here
 
 
@@ -175,7 +175,7 @@ def both_states(here_database: sb.Database) -> tuple[list[object], list[object]]
 @pytest.mark.parametrize("statement", CHANGES_THERE)
 def test_a_statement_changes_the_database_that_it_names(here_database: sb.Database, statement: str) -> None:
     before = both_states(here_database)
-    told_errors = [said for said in output_of(here_database, CHANGES_THERE[statement]) if isinstance(said, int)]
+    told_errors = [item for item in output_of(here_database, CHANGES_THERE[statement]) if isinstance(item, int)]
     after = both_states(here_database)
     assert told_errors == []
     assert after[0] == before[0]
@@ -247,12 +247,12 @@ SHOWN = {
 @pytest.mark.parametrize("statement", SHOWN)
 def test_a_statement_shows_the_database_that_it_names(shared_here: sb.Database, statement: str) -> None:
     text, expected = SHOWN[statement]
-    said = output_of(shared_here, text)
-    assert not [each for each in said if isinstance(each, int)]
+    output = output_of(shared_here, text)
+    assert not [each for each in output if isinstance(each, int)]
     if isinstance(expected, str):
-        assert expected in (said[0], said[0][0][0])
+        assert expected in (output[0], output[0][0][0])
     else:
-        assert said[-1] == expected
+        assert output[-1] == expected
 
 
 ENDINGS = {
@@ -277,26 +277,26 @@ def test_the_caller_is_where_it_was(shared_here: sb.Database, ending: str, caugh
         call = f"BEGIN TRY {call} END TRY BEGIN CATCH SELECT DB_NAME(), USER_NAME() END CATCH"
     last = output_of(shared_here, f"{within} {call}\nGO\nIF @@TRANCOUNT > 0 ROLLBACK; SELECT DB_NAME(), USER_NAME()")
     assert last[-1] == [("Here", "dbo")]
-    assert [said for said in last if isinstance(said, list) and len(said[0]) == 2 and said != [("Here", "dbo")]] == []
+    assert [item for item in last if isinstance(item, list) and len(item[0]) == 2 and item != [("Here", "dbo")]] == []
 
 
 def test_a_transaction_is_one_over_both(here_database: sb.Database) -> None:
-    said = output_of(
+    output = output_of(
         here_database,
         "BEGIN TRAN; DELETE dbo.Both; EXEC There.sys.sp_executesql N'DELETE dbo.Both; SELECT @@TRANCOUNT'; "
         "EXEC There..sp_rename 'dbo.Parent', 'Parents'; SELECT @@TRANCOUNT, DB_NAME(); ROLLBACK; "
         "SELECT (SELECT COUNT(*) FROM dbo.Both), (SELECT COUNT(*) FROM There.dbo.Both), OBJECT_ID('There.dbo.Parents')",
     )
-    assert [each for each in said if isinstance(each, list)] == [[(1,)], [(1, "Here")], [(2, 2, None)]]
+    assert [each for each in output if isinstance(each, list)] == [[(1,)], [(1, "Here")], [(2, 2, None)]]
 
 
 def test_a_rollback_inside_leaves_the_caller_here(here_database: sb.Database) -> None:
-    said = output_of(
+    output = output_of(
         here_database,
         "BEGIN TRAN; DELETE dbo.Both; EXEC There.sys.sp_executesql N'DELETE dbo.Both; ROLLBACK; SELECT DB_NAME()'; "
         "SELECT DB_NAME(), @@TRANCOUNT, (SELECT COUNT(*) FROM dbo.Both), (SELECT COUNT(*) FROM There.dbo.Both)",
     )
-    assert said == [[("There",)], 266, [("Here", 0, 2, 2)]]
+    assert output == [[("There",)], 266, [("Here", 0, 2, 2)]]
 
 
 def test_dynamic_sql_in_another_database_runs_as_the_callers_user_there(here_database: sb.Database) -> None:
@@ -305,7 +305,7 @@ def test_dynamic_sql_in_another_database_runs_as_the_callers_user_there(here_dat
         "CREATE LOGIN porter WITH PASSWORD = 'x'; CREATE USER PorterHere FOR LOGIN porter; USE There; "
         "CREATE USER PorterThere FOR LOGIN porter; GRANT SELECT ON dbo.Both TO PorterThere"
     )
-    said = output_of(
+    output = output_of(
         here_database,
         "EXECUTE AS LOGIN = 'porter'\n"
         "EXEC There.sys.sp_executesql N'SELECT DB_NAME(), USER_NAME(), COUNT(*) FROM dbo.Both'\n"
@@ -313,10 +313,10 @@ def test_dynamic_sql_in_another_database_runs_as_the_callers_user_there(here_dat
         "SELECT DB_NAME(), USER_NAME()",
     )
     here_database.execute_tsql("DROP USER PorterHere; USE There; DROP USER PorterThere; DROP LOGIN porter")
-    assert said[0] == [("There", "PorterThere", 2)]
-    assert said[1] == 229
-    assert isinstance(said[2], int)
-    assert said[3] == [("Here", "PorterHere")]
+    assert output[0] == [("There", "PorterThere", 2)]
+    assert output[1] == 229
+    assert isinstance(output[2], int)
+    assert output[3] == [("Here", "PorterHere")]
     assert scalar(here_database, "SELECT COUNT(*) FROM There.dbo.Both") == 2
 
 
@@ -338,12 +338,12 @@ def test_a_module_owns_nothing_in_another_database(here_database: sb.Database, s
         f"EXEC ('CREATE PROCEDURE dbo.Reaches AS {quoted}'); GRANT EXECUTE ON dbo.Reaches TO Porter; USE There; "
         "CREATE USER Porter FOR LOGIN porter; GRANT CREATE TABLE TO Porter; GRANT ALTER ON SCHEMA::dbo TO Porter"
     )
-    there = here_database.instance.database("There")
-    before = state(there)
-    said = output_of(here_database, "EXECUTE AS LOGIN = 'porter'; EXEC dbo.Reaches")
-    after = state(there)
+    there_database = here_database.instance.database("There")
+    before = state(there_database)
+    output = output_of(here_database, "EXECUTE AS LOGIN = 'porter'; EXEC dbo.Reaches")
+    after = state(there_database)
     here_database.execute_tsql("DROP USER Porter; USE There; DROP USER Porter; DROP LOGIN porter")
-    assert 229 in said
+    assert 229 in output
     assert after == before
 
 
@@ -358,20 +358,20 @@ def test_the_systems_databases_are_there_also_within_a_transaction(make_instance
     """The first use of one makes it, beside the transaction, and a ROLLBACK leaves it."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Shop", create=True)
-        said = output_of(
+        output = output_of(
             database,
             "BEGIN TRAN; CREATE TABLE dbo.T (I int); EXEC master..sp_who; "
             "EXEC tempdb.sys.sp_executesql N'SELECT DB_NAME()'; ROLLBACK; EXEC tempdb.sys.sp_executesql N'SELECT 5'",
         )
-        assert said[1:] == [[("tempdb",)], [(5,)]]
+        assert output[1:] == [[("tempdb",)], [(5,)]]
 
 
 def test_a_transaction_does_not_wait_for_itself(make_instance_url: Callable[..., str]) -> None:
     """A transaction that holds the catalog cannot have a database made beside it: the database does not exist yet."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Shop", create=True)
-        said = output_of(database, "BEGIN TRAN; CREATE QUEUE dbo.Q; EXEC tempdb..sp_executesql N'SELECT 5'; ROLLBACK")
-        assert said in ([911], [[(5,)]])
+        output = output_of(database, "BEGIN TRAN; CREATE QUEUE dbo.Q; EXEC tempdb..sp_executesql N'SELECT 5'; ROLLBACK")
+        assert output in ([911], [[(5,)]])
 
 
 def test_definitions_are_told_in_the_database_that_they_name(here_database: sb.Database) -> None:

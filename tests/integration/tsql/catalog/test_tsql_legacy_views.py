@@ -37,8 +37,8 @@ def test_each_is_there_under_all_its_names(db: sb.Database, name: str) -> None:
         scalar(db, f"SELECT COUNT(*) FROM {prefix}{name}") for prefix in ("", "dbo.", "sys.", "Legacy..", "Legacy.sys.")
     }
     assert len(counts) == 1
-    (found,) = check(f"SELECT * FROM {name}")
-    assert found.verdict is Verdict.RUNS
+    (finding,) = check(f"SELECT * FROM {name}")
+    assert finding.verdict is Verdict.RUNS
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_each_is_there_under_all_its_names(db: sb.Database, name: str) -> None:
 def test_legacy_views_answer_old_scripts(
     db: sb.Database, query: str, expected: list[tuple[object, ...]] | None
 ) -> None:
-    found = rows(db, query)
-    assert found == expected if expected is not None else len(found) == 1
+    result_rows = rows(db, query)
+    assert result_rows == expected if expected is not None else len(result_rows) == 1

@@ -133,7 +133,7 @@ SEEN_ROWS = "SELECT What FROM HallThere.dbo.Seen ORDER BY What"
 @pytest.fixture
 def hall(instance: sb.Instance) -> Iterator[sb.Database]:
     """A hall whose clerk is a user of another name in the other database, which has the doors."""
-    there = instance.database("HallThere", create=True)
+    there_database = instance.database("HallThere", create=True)
     here = instance.database("HallHere", create=True)
     here.execute_tsql(
         "CREATE LOGIN clerk WITH PASSWORD = 'x'; CREATE USER ClerkHere FOR LOGIN clerk; "
@@ -142,7 +142,7 @@ def hall(instance: sb.Instance) -> Iterator[sb.Database]:
     here.execute_tsql(
         "CREATE TRIGGER dbo.Same ON dbo.Doors AFTER INSERT AS INSERT Seen SELECT CONCAT('here ', DB_NAME(), USER_NAME())"
     )
-    there.execute_tsql(RIGHTS)
+    there_database.execute_tsql(RIGHTS)
     yield here
     instance.database("tempdb", create=True).execute_tsql(
         "DROP DATABASE HallHere; DROP DATABASE HallThere; DROP LOGIN clerk"
@@ -171,14 +171,14 @@ def test_a_trigger_runs_as_the_callers_user_in_its_database(hall: sb.Database, b
 def test_an_error_in_a_foreign_trigger_keeps_the_callers_context(hall: sb.Database, value: int, number: int) -> None:
     """A dynamic text there has the clerk's own rights, and so has a table of the caller's database."""
     hall.execute_tsql("INSERT HallThere.dbo.Doors (V) VALUES (0)")
-    said = output_of(
+    output = output_of(
         hall,
         f"EXECUTE AS LOGIN = 'clerk'\nBEGIN TRY UPDATE HallThere.dbo.Doors SET V = {value} END TRY\n"
         "BEGIN CATCH SELECT ERROR_NUMBER() END CATCH\nGO\nIF @@TRANCOUNT > 0 ROLLBACK\n"
         "SELECT DB_NAME(), USER_NAME()",
     )
-    assert said[0] in ([(number,)], number)
-    assert said[-1] == [("HallHere", "ClerkHere")]
+    assert output[0] in ([(number,)], number)
+    assert output[-1] == [("HallHere", "ClerkHere")]
     assert scalar(hall, "SELECT V FROM HallThere.dbo.Doors") == 0
 
 

@@ -57,13 +57,13 @@ def test_has_perms_by_name_agrees_with_the_grants(
     shop: sb.Database, arguments: str, dbo: int | None, clerk: int | None, writer: int | None
 ) -> None:
     query = f"SELECT HAS_PERMS_BY_NAME({arguments})"
-    said = output_of(shop, f"{query} EXECUTE AS USER = 'Clerk' {query} REVERT EXECUTE AS USER = 'Writer' {query}")
-    assert said == [[(dbo,)], [(clerk,)], [(writer,)]]
+    output = output_of(shop, f"{query} EXECUTE AS USER = 'Clerk' {query} REVERT EXECUTE AS USER = 'Writer' {query}")
+    assert output == [[(dbo,)], [(clerk,)], [(writer,)]]
 
 
 def test_has_perms_by_name_agrees_with_the_statement(shop: sb.Database) -> None:
     """By variables, in a transaction, and beside tables."""
-    said = output_of(
+    output = output_of(
         shop,
         """
         DECLARE @what sysname = N'DELETE', @name nvarchar(20) = N'Goods'
@@ -78,7 +78,7 @@ def test_has_perms_by_name_agrees_with_the_statement(shop: sb.Database) -> None:
         ROLLBACK
         """,
     )
-    assert said == ["no", 229, 8134, [(1, 1)]]
+    assert output == ["no", 229, 8134, [(1, 1)]]
 
 
 def test_fn_my_permissions_lists_the_permissions_of_the_user(shop: sb.Database) -> None:
@@ -106,7 +106,7 @@ def test_fn_my_permissions_lists_the_permissions_of_the_user(shop: sb.Database) 
 )
 def test_unsupported_permission_queries_are_refused(shop: sb.Database, query: str, number: int) -> None:
     assert output_of(shop, query) == [number]
-    assert [one.verdict for one in check(query)] == [Verdict.REFUSED]
+    assert [finding.verdict for finding in check(query)] == [Verdict.REFUSED]
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_permission_functions_are_refused_in_stored_objects(shop: sb.Database, s
     assert error.value.number == 40515
     name = "FN_MY_PERMISSIONS" if "fn_my" in script else "HAS_PERMS_BY_NAME"
     assert error.value.text.startswith(f"{name} in a view, a function, a DEFAULT")
-    assert Verdict.REFUSED in [one.verdict for one in check(script)]
+    assert Verdict.REFUSED in [finding.verdict for finding in check(script)]

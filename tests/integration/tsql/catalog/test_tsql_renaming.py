@@ -112,6 +112,5 @@ def test_invalid_renames_are_refused(shop: sb.Database, script: str, number: int
 
 
 def test_check_says_that_it_runs() -> None:
-    assert [one.verdict.value for one in check("EXEC sp_rename 'a', 'b'; EXEC sp_rename 'a.b', 'c', 'COLUMN'")] == [
-        "runs", "runs",
-    ]  # fmt: skip
+    findings = check("EXEC sp_rename 'a', 'b'; EXEC sp_rename 'a.b', 'c', 'COLUMN'")
+    assert [finding.verdict.value for finding in findings] == ["runs", "runs"]

@@ -45,7 +45,7 @@ def filled_depot(depot: sb.Database) -> sb.Database:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "expected_text"),
     [
         ("SELECT p.Id, P.Place FROM P ORDER BY P.Id", [[(1, "Bonn"), (20, "Trier")]]),
         ("SELECT * FROM depot.[all of them] AS a JOIN h ON h.Id = a.Id", [[(20, "Trier", 20)]]),
@@ -72,8 +72,10 @@ def filled_depot(depot: sb.Database) -> sb.Database:
         ("DECLARE @x NVARCHAR(50) = N'Counted'; EXEC @x", [[(2,)]]),
     ],
 )  # fmt: skip
-def test_a_synonym_is_used_like_its_base_object(filled_depot: sb.Database, script: str, said: list[Any]) -> None:
-    assert [each for each in output_of(filled_depot, script) if not isinstance(each, str)] == said
+def test_a_synonym_is_used_like_its_base_object(
+    filled_depot: sb.Database, script: str, expected_text: list[Any]
+) -> None:
+    assert [each for each in output_of(filled_depot, script) if not isinstance(each, str)] == expected_text
 
 
 def test_receive_and_its_kin_take_a_synonym_of_a_queue(filled_depot: sb.Database) -> None:

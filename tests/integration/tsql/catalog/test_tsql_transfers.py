@@ -78,6 +78,6 @@ def test_invalid_transfers_are_refused(depot: sb.Database, script: str, number: 
 
 def test_check_judges_as_the_run_does() -> None:
     script = "ALTER SCHEMA S TRANSFER dbo.T; ALTER SCHEMA S TRANSFER TYPE::dbo.T"
-    assert [(one.statement, one.verdict.value) for one in check(script)] == [
+    assert [(finding.statement, finding.verdict.value) for finding in check(script)] == [
         ("ALTER SCHEMA", "runs"), ("ALTER SCHEMA", "does not run"),
     ]  # fmt: skip

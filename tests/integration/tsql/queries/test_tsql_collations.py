@@ -151,6 +151,6 @@ def test_columns_have_their_own_collations(db: sb.Database) -> None:
     ],
 )
 def test_check_knows_what_a_collation_does(script: str, verdict: Verdict) -> None:
-    (found,) = check(script)
-    assert found.verdict == verdict
-    assert (found.row == Row.COLLATIONS) == (verdict == Verdict.DIFFERS)
+    (finding,) = check(script)
+    assert finding.verdict == verdict
+    assert (finding.row == Row.COLLATIONS) == (verdict == Verdict.DIFFERS)

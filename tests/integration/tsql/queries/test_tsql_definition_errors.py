@@ -107,10 +107,10 @@ def db(instance: sb.Instance) -> sb.Database:
 
 
 def errors(database: sb.Database, script: str) -> list[TsqlError]:
-    said: list[object] = []
-    with Session(database, said.append) as session:
+    results: list[object] = []
+    with Session(database, results.append) as session:
         session.run(script)
-    return [one for one in said if isinstance(one, TsqlError)]
+    return [item for item in results if isinstance(item, TsqlError)]
 
 
 @pytest.mark.parametrize(("script", "numbers", "text"), CASES, ids=[script for script, *_ in CASES])

@@ -65,10 +65,11 @@ TYPES += (
     "DATETIME2(3)",
 )
 STRINGS = ("@v", "@n", "@name", "@c", "'ab'", "N'AB'", "''", "'7'", "'ab  '", "@nothing")
+# NULL has none
 TYPE_OF = "' ', " + ", ' ', ".join(
     f"CONVERT(NVARCHAR(60), SQL_VARIANT_PROPERTY({{0}}, '{one}'))"
     for one in ("BaseType", "Precision", "Scale", "MaxLength")
-)  # NULL has none
+)
 AT_ONCE = 400  # expressions in a script
 
 
@@ -131,8 +132,8 @@ def test_random_expressions_agree_with_postgresql(
         half = min(left, AT_ONCE) // 2
         values = [made.choice([number, number, string, random_cast])(made) for _ in range(half)]
         conditions = [condition(made) for _ in range(half)]
-        told = [message.text for message in db.execute_tsql(select_both(values, conditions)).messages]
-        pairs = zip(values + conditions, told, strict=True)
+        texts = [message.text for message in db.execute_tsql(select_both(values, conditions)).messages]
+        pairs = zip(values + conditions, texts, strict=True)
         wrong += [(text, said) for text, said in pairs if len(set(said.split("|"))) != 1]
         left -= 2 * half
     assert wrong == []
@@ -198,8 +199,8 @@ def test_numbers_are_printed_as_sql_server_prints_them(db: sb.Database, expressi
     ],
 )
 def test_results_have_the_digits_of_sql_server(db: sb.Database, expression: str, of: tuple[str, int, int]) -> None:
-    told = ", ".join(f"SQL_VARIANT_PROPERTY({expression}, '{one}')" for one in ("BaseType", "Precision", "Scale"))
-    assert db.execute_tsql(f"SELECT {told}").rows == [of]
+    summary = ", ".join(f"SQL_VARIANT_PROPERTY({expression}, '{one}')" for one in ("BaseType", "Precision", "Scale"))
+    assert db.execute_tsql(f"SELECT {summary}").rows == [of]
 
 
 def test_null_without_a_type_is_an_int(db: sb.Database) -> None:
@@ -271,8 +272,8 @@ def test_numbers_end_where_sql_server_ends_them_in_python_and_in_postgresql(db: 
         script += f"DECLARE @v{place} {source} = '{value}', @r{place} {of.upper()}\n"
         script += f"BEGIN TRY SET @r{place} = @v{place} PRINT @r{place} {caught}\n"
         script += f"BEGIN TRY SET @r{place} = (SELECT CAST(@v{place} AS {of})) PRINT @r{place} {caught}\n"
-    told = [message.text for message in db.execute_tsql(script).messages]
-    pairs = [(case, *told[2 * place : 2 * place + 2]) for place, case in enumerate(cases)]
+    texts = [message.text for message in db.execute_tsql(script).messages]
+    pairs = [(case, *texts[2 * place : 2 * place + 2]) for place, case in enumerate(cases)]
     assert [pair for pair in pairs if pair[1] != pair[2]] == []
     assert [pair for pair in pairs if pair[1].startswith("error") == pair[0][3]] == []
 

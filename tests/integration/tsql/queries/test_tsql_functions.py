@@ -52,8 +52,10 @@ def orders(instance: sb.Instance) -> Iterator[sb.Database]:
 
 
 def test_a_scalar_function_is_a_value_wherever_a_value_stands(orders: sb.Database) -> None:
-    found = rows(orders, "SELECT dbo.Total('Ann', 2), [dbo].[total](N'Zoe', DEFAULT), Functions.dbo.Total(N'Ben', 1)")
-    assert found == [(Decimal("23.5"), Decimal("-7.0"), Decimal("3.0"))]
+    result_rows = rows(
+        orders, "SELECT dbo.Total('Ann', 2), [dbo].[total](N'Zoe', DEFAULT), Functions.dbo.Total(N'Ben', 1)"
+    )
+    assert result_rows == [(Decimal("23.5"), Decimal("-7.0"), Decimal("3.0"))]
     text = (
         "SELECT Customer FROM Orders WHERE dbo.Total(Customer, Id) > 11 "
         "GROUP BY Customer HAVING dbo.Total(Customer, 1) > 3"
@@ -302,13 +304,13 @@ def test_text_in_a_function_stays_text(orders: sb.Database) -> None:
 
 def test_check_judges_the_body() -> None:
     script = f"{TOTAL}\nGO\n{ORDERS_OF}\nGO\n{BAD_FUNCTION.format('PRINT 1 RETURN 1')}\nGO\nSELECT dbo.F(1)"
-    found = [(one.statement, one.verdict) for one in check(script)]
-    assert [verdict for title, verdict in found if title == "FUNCTION"] == [
+    findings = [(finding.statement, finding.verdict) for finding in check(script)]
+    assert [verdict for title, verdict in findings if title == "FUNCTION"] == [
         Verdict.RUNS,
         Verdict.RUNS,
         Verdict.REFUSED,
     ]
-    assert found[-1] == ("SELECT", Verdict.RUNS)
+    assert findings[-1] == ("SELECT", Verdict.RUNS)
 
 
 @pytest.mark.parametrize("in_try", [False, True])

@@ -100,11 +100,11 @@ def test_identity_ends_with_its_type(db: sb.Database, kind: str, last: int) -> N
 
 
 def test_identity_begins_anew_at_any_number(db: sb.Database) -> None:
-    said = output_of(
+    output = output_of(
         db,
         """
     CREATE TABLE Anew (Id int IDENTITY); INSERT Anew DEFAULT VALUES; DELETE Anew
     DBCC CHECKIDENT ('Anew', RESEED, 0) WITH NO_INFOMSGS; INSERT Anew DEFAULT VALUES; SELECT Id FROM Anew
     DBCC CHECKIDENT ('Anew', RESEED, -7); INSERT Anew DEFAULT VALUES; SELECT MIN(Id) FROM Anew""",
     )
-    assert [each for each in said if isinstance(each, list)] == [[(1,)], [(-6,)]]
+    assert [each for each in output if isinstance(each, list)] == [[(1,)], [(-6,)]]

@@ -52,9 +52,9 @@ def test_output_of_merge_returns_actions_and_values(store: sb.Database) -> None:
         MERGE + "OUTPUT $action, inserted.Item, deleted.Item AS Was, deleted.Amount AS Before, "
         "inserted.Amount AS [After], s.Note;"
     )
-    (told,) = found.sets
-    assert told.columns == ("$action", "Item", "Was", "Before", "After", "Note")
-    assert sorted(told.rows) == [
+    (result_set,) = found.sets
+    assert result_set.columns == ("$action", "Item", "Was", "Before", "After", "Note")
+    assert sorted(result_set.rows) == [
         ("DELETE", None, "old", 3, None, None),
         ("INSERT", "cap", None, None, 5, "new"),
         ("UPDATE", "pen", "pen", 1, 11, "first"),
@@ -72,11 +72,11 @@ def test_output_into_a_table_and_a_table_variable(store: sb.Database) -> None:
 
 
 def test_expressions_of_the_action_and_stars(store: sb.Database) -> None:
-    told = rows(
+    output_rows = rows(
         store, MERGE + "OUTPUT LOWER($action) AS a, CASE $ACTION WHEN 'DELETE' THEN 1 ELSE 0 END AS gone, deleted.*;"
     )
-    assert [row[:2] for row in told] == [("delete", 1), ("insert", 0), ("update", 0)]
-    assert [row[3:] for row in told] == [("old", 3), (None, None), ("pen", 1)]
+    assert [row[:2] for row in output_rows] == [("delete", 1), ("insert", 0), ("update", 0)]
+    assert [row[3:] for row in output_rows] == [("old", 3), (None, None), ("pen", 1)]
 
 
 def test_a_common_table_expression_goes_before(store: sb.Database) -> None:
@@ -128,7 +128,7 @@ def test_an_older_server_is_told() -> None:
 
 
 def test_check_agrees() -> None:
-    assert {one.verdict for one in check(MERGE + "OUTPUT $action, inserted.Item;")} == {Verdict.RUNS}
+    assert {finding.verdict for finding in check(MERGE + "OUTPUT $action, inserted.Item;")} == {Verdict.RUNS}
 
 
 def test_merge_ends_with_a_semicolon() -> None:

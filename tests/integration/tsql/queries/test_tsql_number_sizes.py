@@ -70,13 +70,13 @@ def test_a_number_of_5000_digits_is_an_error_of_its_statement(digits: sb.Databas
     found: list[object] = []
     with Session(digits, found.append) as session:
         session.run(statement.replace("{n}", LONG))
-        errors = [said for said in found if isinstance(said, sb.BrokerError)]
+        errors = [item for item in found if isinstance(item, sb.BrokerError)]
         assert [error.number for error in errors] == [REFUSED_NUMBERS[statement]]
         assert session.execute("SELECT 1").rows == [(1,)]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         (f"SELECT 1\nGO {LONG}\nSELECT 2", [102]),
         ("SELECT 1\nGO 2", [[(1,)], [(1,)]]),
@@ -88,8 +88,8 @@ def test_a_number_of_5000_digits_is_an_error_of_its_statement(digits: sb.Databas
     ],
     ids=["go", "go-twice", "width", "bigint", "binary", "zeros", "38-digits"],
 )
-def test_other_numbers_are_as_before(digits: sb.Database, text: str, said: list[object]) -> None:
-    assert output_of(digits, text) == said
+def test_other_numbers_are_as_before(digits: sb.Database, text: str, expected_text: list[object]) -> None:
+    assert output_of(digits, text) == expected_text
 
 
 @pytest.mark.parametrize("form", ["%999999999d", "%.999999999d", "%*d"])

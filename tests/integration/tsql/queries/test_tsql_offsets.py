@@ -128,10 +128,10 @@ def test_tokens_of_login_and_user(db: sb.Database) -> None:
         ("public", "ROLE"), ("Reader", "SQL USER"), ("Readers", "ROLE")
     }  # fmt: skip
     assert ("db_owner", "ROLE") in rows(db, asked)
-    found = rows(
+    result_rows = rows(
         db, "SELECT name, type FROM sys.login_token WHERE name IN ('sysadmin', SUSER_NAME()) ORDER BY principal_id"
     )
-    assert [kind for _, kind in found] == ["SERVER ROLE", "SQL LOGIN"]
+    assert [kind for _, kind in result_rows] == ["SERVER ROLE", "SQL LOGIN"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 300, 3000])

@@ -334,10 +334,11 @@ def test_rows_are_inserted_changed_and_deleted(items: Session) -> None:
 
 
 def test_output_returns_old_and_new_values(items: Session) -> None:
+    # the last column is the identity, for SCOPE_IDENTITY()
     assert items.run("INSERT Items (Name) OUTPUT inserted.Id, inserted.Name AS N VALUES ('a'), ('b')") == [
         (10, "a", 10),
         (15, "b", 15),
-    ]  # the last column is the identity, for SCOPE_IDENTITY()
+    ]
     assert items.run("UPDATE Items SET Price = Price + 1 OUTPUT deleted.Price, inserted.Price WHERE Id = 10") == [
         (0, 1)
     ]

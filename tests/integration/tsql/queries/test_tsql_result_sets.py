@@ -22,13 +22,13 @@ def db(instance: sb.Instance) -> sb.Database:
 
 
 def test_columns_are_as_the_caller_wants_them(db: sb.Database) -> None:
-    said = db.execute_tsql("EXEC Two WITH RESULT SETS ((n bigint NOT NULL, [the name] nvarchar(10)), (at date))")
-    assert [(each.columns, each.rows) for each in said.sets] == [
+    output = db.execute_tsql("EXEC Two WITH RESULT SETS ((n bigint NOT NULL, [the name] nvarchar(10)), (at date))")
+    assert [(each.columns, each.rows) for each in output.sets] == [
         (("n", "the name"), [(1, "x")]),
         (("at",), [(dt.date(2024, 2, 3),)]),
     ]
-    said = db.execute_tsql("EXEC ('SELECT 5') WITH RESULT SETS ((t varchar(5) COLLATE Latin1_General_CI_AS NULL))")
-    assert said.sets[0] == (("t",), [("5",)])
+    output = db.execute_tsql("EXEC ('SELECT 5') WITH RESULT SETS ((t varchar(5) COLLATE Latin1_General_CI_AS NULL))")
+    assert output.sets[0] == (("t",), [("5",)])
     assert output_of(db, "EXEC Two WITH RECOMPILE, RESULT SETS UNDEFINED")[0] == [(1, "x")]
 
 
@@ -54,9 +54,9 @@ def test_null_where_none_may_be(db: sb.Database) -> None:
 
 def test_dbcc_tells_of_sessions(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Open_ (a int)")
-    said = output_of(db, "DBCC OPENTRAN BEGIN TRAN INSERT Open_ VALUES (1) DBCC OPENTRAN WITH NO_INFOMSGS ROLLBACK")
-    assert said[0] == "No active open transactions."
-    assert "Oldest active transaction" in said[2]
+    output = output_of(db, "DBCC OPENTRAN BEGIN TRAN INSERT Open_ VALUES (1) DBCC OPENTRAN WITH NO_INFOMSGS ROLLBACK")
+    assert output[0] == "No active open transactions."
+    assert "Oldest active transaction" in output[2]
     ((kind, _, text),) = rows(db, "DECLARE @s int = @@SPID DBCC INPUTBUFFER (@s)")
     assert (kind, "dm_exec_input_buffer" in str(text)) == ("Language Event", True)
     assert output_of(db, "DBCC INPUTBUFFER (32000)") == [7955]
@@ -197,14 +197,14 @@ def test_a_disabled_foreign_key_shows_its_referenced_columns(instance: sb.Instan
     ],
 )
 def test_check_tells_of_collations_wherever_columns_are_defined(script: str) -> None:
-    (found,) = [one for one in check(script) if one.verdict is not Verdict.RUNS]
-    assert (found.verdict, found.row) == (Verdict.DIFFERS, Row.COLLATIONS)
+    (finding,) = [one for one in check(script) if one.verdict is not Verdict.RUNS]
+    assert (finding.verdict, finding.row) == (Verdict.DIFFERS, Row.COLLATIONS)
     assert all(one.verdict is Verdict.RUNS for one in check(script.replace("_AI", "_AS")))
 
 
 def test_check_reads_no_collation_in_a_string() -> None:
     script = "CREATE TABLE W (a varchar(90) DEFAULT 'COLLATE Latin1_General_CI_AI')"
-    assert [one.verdict for one in check(script)] == [Verdict.RUNS]
+    assert [finding.verdict for finding in check(script)] == [Verdict.RUNS]
 
 
 _TAKES = """
@@ -277,16 +277,16 @@ def test_disabled_constraints_follow_renamed_objects(instance: sb.Instance) -> N
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "expected_text"),
     [
         ("SELECT 1 / 0 PRINT 1", [8134, "1", "0"]),
         ("SELECT 1 / 0 DECLARE @x int = 1", [8134, "0"]),
         ("RAISERROR('no', 16, 1)", [50000, "50000"]),
     ],
 )
-def test_the_last_error_of_a_text_is_its_return_code(db: sb.Database, script: str, said: list[object]) -> None:
+def test_the_last_error_of_a_text_is_its_return_code(db: sb.Database, script: str, expected_text: list[object]) -> None:
     text = script.replace("'", "''")
-    assert output_of(db, f"DECLARE @r int EXEC @r = sp_executesql N'{text}' PRINT @r") == said
+    assert output_of(db, f"DECLARE @r int EXEC @r = sp_executesql N'{text}' PRINT @r") == expected_text
 
 
 def test_a_dump_makes_tables_that_refer_to_each_other(make_instance_url: Callable[..., str]) -> None:

@@ -55,13 +55,13 @@ def test_next_value_for_in_statements_and_defaults(db: sb.Database) -> None:
         CREATE TABLE dbo.T (Id int PRIMARY KEY DEFAULT NEXT VALUE FOR dbo.Ids, Other int DEFAULT (NEXT VALUE FOR Ids),
                             Name nvarchar(10))
     """)
-    said = db.execute_tsql("""
+    output = db.execute_tsql("""
         DECLARE @a int = NEXT VALUE FOR dbo.Ids, @b int, @c int
         SET @b = NEXT VALUE FOR dbo.Ids
         SELECT @c = NEXT VALUE FOR dbo.Ids
         SELECT @a, @b, @c
     """)
-    assert said.rows == [(1, 2, 3)]
+    assert output.rows == [(1, 2, 3)]
     db.execute_tsql("INSERT dbo.T (Name) VALUES (N'b'), (N'a')")
     db.execute_tsql("INSERT dbo.T (Id, Other, Name) VALUES (NEXT VALUE FOR dbo.Ids, 0, N'c')")
     assert db.execute_tsql("SELECT Id, Other, Name FROM dbo.T ORDER BY Id").rows == [
@@ -97,13 +97,13 @@ def test_all_of_a_row_draw_one_number(db: sb.Database) -> None:
     rows = db.execute_tsql("SELECT A, B, C FROM T ORDER BY Id").rows
     assert rows == [(2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 6, 6), (7, 7, 7), (8, 8, 8)]
     # the statements of one transaction, and a loop of them
-    said = db.execute_tsql("""
+    output = db.execute_tsql("""
         BEGIN TRANSACTION
         SELECT NEXT VALUE FOR S AS A, NEXT VALUE FOR S AS B
         SELECT NEXT VALUE FOR S AS A, NEXT VALUE FOR S AS B
         COMMIT
     """)
-    assert [each.rows for each in said.sets] == [[(9, 9)], [(10, 10)]]
+    assert [each.rows for each in output.sets] == [[(9, 9)], [(10, 10)]]
 
 
 @pytest.mark.parametrize(

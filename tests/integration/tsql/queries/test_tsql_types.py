@@ -36,7 +36,7 @@ def test_a_procedure_reads_the_table_of_its_caller(shop: sb.Database) -> None:
     sets = shop.execute_tsql(
         FILLED + "DECLARE @n INT; EXEC @n = Total @b, DEFAULT, @s OUTPUT; SELECT @n, @s; SELECT COUNT(*) FROM @b"
     )
-    assert [one.rows for one in sets.sets] == [
+    assert [result_set.rows for result_set in sets.sets] == [
         [(1, "pen", 1), (2, "ink", 1)],
         [(2, Decimal("5.25"))],
         [(2,)],
@@ -137,6 +137,9 @@ def test_scripts_that_make_their_types_again(shop: sb.Database) -> None:
 
 
 def test_check_agrees() -> None:
-    assert {one.verdict for one in check(TYPES + "GO\n" + FILLED + "EXEC Total @b, 1, @s OUTPUT")} == {Verdict.RUNS}
-    assert [one.verdict for one in check("DECLARE @x dbo.Nowhere")] == [Verdict.RUNS]  # another script may make it
-    assert [one.verdict for one in check("DECLARE @x decimal(99)")] == [Verdict.REFUSED]
+    assert {finding.verdict for finding in check(TYPES + "GO\n" + FILLED + "EXEC Total @b, 1, @s OUTPUT")} == {
+        Verdict.RUNS
+    }
+    # another script may make it
+    assert [finding.verdict for finding in check("DECLARE @x dbo.Nowhere")] == [Verdict.RUNS]
+    assert [finding.verdict for finding in check("DECLARE @x decimal(99)")] == [Verdict.REFUSED]

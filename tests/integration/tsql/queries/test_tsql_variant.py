@@ -32,8 +32,8 @@ def shop(instance: sb.Instance) -> sb.Database:
 
 
 def test_a_variant_column_returns_the_inserted_values(shop: sb.Database) -> None:
-    found = dict(shop.execute_tsql("SELECT Name, Value FROM dbo.Settings").rows)
-    assert found == {
+    results = dict(shop.execute_tsql("SELECT Name, Value FROM dbo.Settings").rows)
+    assert results == {
         "number": 5,
         "size": Decimal("46279.10"),
         "text": "Zoë",

@@ -75,8 +75,8 @@ def test_python_refuses_xml_with_number_and_place(text: str, number: int, line: 
     for encoding in ("utf-8", "utf-16"):
         with pytest.raises(NotXml) as error:
             parse_content(text.encode(encoding))
-        said = f"XML parsing: line {line}, character {character}, {TEXTS[number]}"
-        assert (error.value.number, str(error.value)) == (number, said)
+        script = f"XML parsing: line {line}, character {character}, {TEXTS[number]}"
+        assert (error.value.number, str(error.value)) == (number, script)
 
 
 def test_postgresql_refuses_xml_with_number_and_place(db: sb.Database) -> None:
@@ -90,8 +90,8 @@ def test_postgresql_refuses_xml_with_number_and_place(db: sb.Database) -> None:
         )
         said = f"XML parsing: line {line}, character {character}, {TEXTS[number]}"
         expected.append((place, number, said))
-    found = [said[0] for said in output_of(db, "".join(parts)) if isinstance(said, list) and said]
-    assert found == expected
+    items = [said[0] for said in output_of(db, "".join(parts)) if isinstance(said, list) and said]
+    assert items == expected
 
 
 DECLARED = '<?xml version="1.0" encoding="{}"?><a>b</a>'
@@ -134,8 +134,8 @@ def test_a_declared_encoding_is_that_of_the_type(db: sb.Database, place: str) ->
         body = forms[place].format(value, number)
         parts.append(f"BEGIN TRY; {body}; END TRY BEGIN CATCH; SELECT ERROR_NUMBER() AS x; END CATCH;\n")
         expected.append(refused if refused else f"<a>{'café' if chr(233) in value else 'b'}</a>")
-    found = [said[0][0] for said in output_of(db, "".join(parts)) if isinstance(said, list) and said]
-    assert found == expected
+    items = [said[0][0] for said in output_of(db, "".join(parts)) if isinstance(said, list) and said]
+    assert items == expected
 
 
 @pytest.mark.parametrize("value", ["N'<a>&x;</a>'", "0x3C543EAE3C2F543E", "N'<!DOCTYPE a><a/>'"])
@@ -144,9 +144,9 @@ def test_a_failed_conversion_to_xml_dooms_the_transaction(db: sb.Database, form:
     script = f"""SET XACT_ABORT OFF; BEGIN TRAN
     BEGIN TRY {form.format(value)} END TRY BEGIN CATCH SELECT XACT_STATE() AS x END CATCH
     IF @@TRANCOUNT > 0 ROLLBACK"""
-    assert [said for said in output_of(db, script) if isinstance(said, list)][-1:] == [[(-1,)]]
+    assert [item for item in output_of(db, script) if isinstance(item, list)][-1:] == [[(-1,)]]
     uncaught = f"BEGIN TRAN; {form.format(value)}; PRINT 'on'\nGO\nSELECT @@TRANCOUNT"
-    number, count = [said for said in output_of(db, uncaught) if said != []]
+    number, count = [item for item in output_of(db, uncaught) if item != []]
     assert (number in (9448, 9420, 6359), count) == (True, [(0,)])
 
 
@@ -205,5 +205,5 @@ def test_the_error_of_a_conversion_in_python_is_that_of_postgresql(db: sb.Databa
     ],
 )
 def test_no_control_character_gets_into_xml(db: sb.Database, query: str, found: object) -> None:
-    said = output_of(db, f"DECLARE @v nvarchar(9) = N'a' + NCHAR(11); {query}")
-    assert said == ([found] if isinstance(found, int) else [[(found,)]])
+    output = output_of(db, f"DECLARE @v nvarchar(9) = N'a' + NCHAR(11); {query}")
+    assert output == ([found] if isinstance(found, int) else [[(found,)]])

@@ -137,8 +137,8 @@ def test_values_are_those_of_sql_server(zeros: sb.Database, expression: str) -> 
 
 
 def test_null_is_not_a_character(zeros: sb.Database) -> None:
-    said = "SELECT CASE WHEN CHAR(0) IS NULL THEN 1 ELSE 0 END, CASE WHEN NCHAR(0) IS NULL THEN 1 ELSE 0 END"
-    assert zeros.execute_tsql(said).rows == [(0, 0)]
+    script = "SELECT CASE WHEN CHAR(0) IS NULL THEN 1 ELSE 0 END, CASE WHEN NCHAR(0) IS NULL THEN 1 ELSE 0 END"
+    assert zeros.execute_tsql(script).rows == [(0, 0)]
 
 
 def test_variables_are_compared_here_as_in_postgresql(zeros: sb.Database) -> None:
@@ -217,11 +217,11 @@ def test_a_definition_with_it_is_shown_and_told(database: sb.Database) -> None:
 
 def test_locks_whose_names_differ_in_it_are_two(zeros: sb.Database) -> None:
     script = "EXEC sp_getapplock @Resource = @r, @LockMode = 'Exclusive', @LockOwner = 'Session', @LockTimeout = 0"
-    with zeros.tsql_session() as one, zeros.tsql_session() as other:
+    with zeros.tsql_session() as first, zeros.tsql_session() as second:
         said = f"DECLARE @g int {script.replace('EXEC ', 'EXEC @g = ')} SELECT @g"
-        assert one.execute(said, {"r": "a\0"}).rows == [(0,)]
-        assert other.execute(said, {"r": "a"}).rows == [(0,)]
-        assert other.execute(said, {"r": "a\0"}).rows == [(-1,)]
+        assert first.execute(said, {"r": "a\0"}).rows == [(0,)]
+        assert second.execute(said, {"r": "a"}).rows == [(0,)]
+        assert second.execute(said, {"r": "a\0"}).rows == [(-1,)]
 
 
 @pytest.mark.parametrize(
@@ -275,13 +275,13 @@ def test_a_name_that_has_it_is_refused_whole(zeros: sb.Database, text: str) -> N
 
 def test_a_body_that_is_sent_comes_back(database: sb.Database) -> None:
     handle = begin(database)
-    said = f"""
+    pattern = f"""
         DECLARE @n nvarchar(9) = N'a' + NCHAR(0) + N'b', @v varchar(9) = 'a' + CHAR(0) + 'b'
         SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (@n)
         SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (@v)
         SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (CAST(@n + N'!' AS varbinary(max)))
     """
-    database.execute_tsql(said, {"h": handle})
+    database.execute_tsql(pattern, {"h": handle})
     rows = database.execute_tsql(f"""
         DECLARE @m TABLE (id bigint, body varbinary(max))
         RECEIVE queuing_order, message_body FROM {STOCK_QUEUE} INTO @m
