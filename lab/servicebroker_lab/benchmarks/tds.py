@@ -7,6 +7,7 @@ response ends without an error, so that the server is measured and not a driver.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -51,7 +52,8 @@ _RECEIVE = (
     f"WAITFOR (RECEIVE TOP ({BATCH_MESSAGES}) conversation_handle, message_type_name, message_body FROM TakingQueue), "
     "TIMEOUT 5000"
 )
-_IDLE = f"WAITFOR (RECEIVE TOP (1) * FROM IdleQueue), TIMEOUT {round(IDLE_S * 1_000)}"
+_IDLE = "WAITFOR (RECEIVE TOP (1) * FROM IdleQueue)"
+_SETTLING_S = 2.0  # until all receivers wait
 _HANDLE, _BODY = SqlType("uniqueidentifier"), SqlType("varbinary", -1)
 _DONE_BYTES = 13
 
@@ -74,6 +76,7 @@ class TdsClients:
         self._body = text_body().encode()
         self._server: SenderProcess | None = None
         self._port = 0
+        self._receivers = ExitStack()
         self._database: Database
         self._handles: list[UUID] = []
 
@@ -86,11 +89,12 @@ class TdsClients:
             "tds-senders": [Implementation(rpc, senders, self._begin, partial(self._send_all, TDS_SENDERS))],
             "tds-receive": [Implementation(waitfor, "three columns", self._fill, self._receive)],
             "tds-connect": [Implementation("connect, with TLS", known, self._begin, self._connect)],
-            "tds-idle": [Implementation(_IDLE, "a connection each", self._begin, self._wait)],
+            "tds-idle": [Implementation(_IDLE, "a connection each", self._begin_waiting, self._wait)],
         }.get(scenario, [])
 
     def close(self) -> None:
-        """End the server."""
+        """End the receivers and the server."""
+        self._receivers.close()
         if self._server is not None:
             self._server.close()
 
@@ -140,16 +144,17 @@ class TdsClients:
                 pass
         return messages
 
-    def _wait(self, messages: int) -> int:
-        """Let receivers wait for `IDLE_S`. A message of the scenario is a receiver."""
+    def _begin_waiting(self, messages: int) -> None:
+        """Let receivers begin to wait. A message of the scenario is a receiver."""
+        self._begin(messages)
+        self._receivers.close()
         request = packets(PacketType.SQL_BATCH, batch_message(_IDLE))
-        with ExitStack() as stack:
-            clients = [stack.enter_context(self._client()) for _ in range(messages)]
-            for client in clients:
-                client.write(request)
-            for client in clients:
-                client.socket.settimeout(IDLE_S + 60)
-                client.read()
+        for _ in range(messages):
+            self._receivers.enter_context(self._client()).write(request)
+        time.sleep(_SETTLING_S)
+
+    def _wait(self, messages: int) -> int:
+        time.sleep(IDLE_S)
         return messages
 
 

@@ -123,6 +123,8 @@ class PacketReader:
 class PacketWriter:
     """Cuts a message of the server into packets, and hands them over while the message grows.
 
+    `send_last` takes the last packet, if not `send`.
+
     Attributes:
         packet_bytes: the size of a packet with its header.
     """
@@ -133,8 +135,9 @@ class PacketWriter:
         *,
         packet_bytes: int = DEFAULT_PACKET_BYTES,
         kind: PacketType = PacketType.RESPONSE,
+        send_last: Callable[[bytes], None] | None = None,
     ) -> None:
-        self._send, self._kind = send, kind
+        self._send, self._kind, self._send_last = send, kind, send_last or send
         self.packet_bytes = packet_bytes
         self._pending = bytearray()
         self._number = 0
@@ -160,7 +163,7 @@ class PacketWriter:
     def finish(self) -> None:
         """End the message: send the rest, with END_OF_MESSAGE in the last packet."""
         self._flush(0)
-        self._send(self._packet(self._pending, END_OF_MESSAGE))
+        self._send_last(self._packet(self._pending, END_OF_MESSAGE))
         self._pending = bytearray()
         self._number = 0
 

@@ -15,7 +15,7 @@ import pytest
 
 import servicebroker as sb
 from attacks import MIN_JUDGED_S, SLICE_S, Costs, Times, log_size
-from daemons import Served, free_port
+from daemons import ServeProcess, free_port
 from servicebroker.tds import connection, prepared_statements, sign_in
 from servicebroker.tds.packets import PacketType
 from servicebroker.tds.server import TdsServer
@@ -55,8 +55,8 @@ class Server:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.port = free_port()
-        self.daemon = Served(url, folder / "keys", "--tds", f"127.0.0.1:{self.port}", "--tds-only")
-        self.daemon.says("SQL Server's clients connect at")
+        self.daemon = ServeProcess(url, folder / "keys", "--tds", f"127.0.0.1:{self.port}", "--tds-only")
+        self.daemon.wait_for_log("SQL Server's clients connect at")
 
     def memory_bytes(self, field: str = "VmRSS") -> int:
         status = Path(f"/proc/{self.daemon.process.pid}/status").read_text()
