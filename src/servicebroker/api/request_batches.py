@@ -48,7 +48,7 @@ _INTERRUPTED = (
 )
 
 
-class Asked:
+class PendingRequest:
     """A request of a caller.
 
     Attributes:
@@ -79,9 +79,9 @@ class RequestSender:
     def __init__(self, watchers: Watchers) -> None:
         self._watchers = watchers
         self._lock = Lock()  # held while waiting requests begin
-        self._asked: list[Asked] = []
+        self._asked: list[PendingRequest] = []
 
-    def begin(self, database: Database, asked: Asked) -> None:
+    def begin(self, database: Database, asked: PendingRequest) -> None:
         """Begin a request, in a transaction with others or in one of its own.
 
         Raises:
@@ -98,7 +98,7 @@ class RequestSender:
         if asked.waiter is None:
             self._begin_all(database, [asked])
 
-    def _begin_together(self, database: Database, together: list[Asked]) -> None:
+    def _begin_together(self, database: Database, together: list[PendingRequest]) -> None:
         """Begin requests in one transaction. If one is refused, each caller begins its own request."""
         if len(together) == 1:
             self._begin_all(database, together)
@@ -119,7 +119,7 @@ class RequestSender:
                 for asked in together:
                     asked.problem = InstanceError(_INTERRUPTED)
 
-    def _begin_all(self, database: Database, together: list[Asked]) -> None:
+    def _begin_all(self, database: Database, together: list[PendingRequest]) -> None:
         waiters: list[Waiter] = []
         is_begun = False
         try:

@@ -23,7 +23,13 @@ from uuid import UUID, uuid4
 import psycopg
 
 from servicebroker.api.deferred_answers import DeferredAnswers, DeferredVerbFailed, may_defer
-from servicebroker.api.request_batches import MIN_TOGETHER, Asked, RequestSender, begin, take_answers
+from servicebroker.api.request_batches import (
+    MIN_TOGETHER,
+    PendingRequest,
+    RequestSender,
+    begin,
+    take_answers,
+)
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.requests import AnswerQueue
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
@@ -84,7 +90,7 @@ def request(verbs: Verbs, operation: Request) -> Message:
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
     database.instance.check_caller()
-    asked = Asked(operation, operation.group(database.instance.clock(), uuid4()))
+    asked = PendingRequest(operation, operation.group(database.instance.clock(), uuid4()))
     deadline = time.monotonic() + operation.timeout
     try:
         database.instance.watchers.begin(database, asked)
@@ -258,7 +264,7 @@ class Watchers:
         self._by_service: dict[tuple[User, str], Watcher] = {}
         self._senders: dict[User, RequestSender] = {}
 
-    def begin(self, database: Database, asked: Asked) -> None:
+    def begin(self, database: Database, asked: PendingRequest) -> None:
         """Begin a request, and enter its caller at the watcher of its queue."""
         self._senders.setdefault(database.user, RequestSender(self)).begin(database, asked)
 

@@ -23,7 +23,7 @@ from servicebroker.api.deferred_answers import DeferredAnswers, may_defer
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.engine.catalog.catalog import Queue
-from servicebroker.engine.conversation.receive import Taken
+from servicebroker.engine.conversation.receive import ReceivedState
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
@@ -77,7 +77,7 @@ class GroupTurn(Turn):
         super().__init__(transaction, messages)
         self.following: GroupTurn | None = None
         self._queue = queue
-        self._taken: Taken | None = None
+        self._taken: ReceivedState | None = None
         self._problem: psycopg.Error | None = None  # why the messages were not taken
 
     @property
@@ -181,7 +181,7 @@ class GroupTurn(Turn):
     def _take(self) -> None:
         self._taken = self.transaction._do(self._take_steps())
 
-    def _take_steps(self) -> Steps[Taken]:
+    def _take_steps(self) -> Steps[ReceivedState]:
         return self.transaction.engine.take(self._queue.queue_id, self.messages)
 
     @property

@@ -34,7 +34,7 @@ from servicebroker.overriding import override
 from servicebroker.store.connection import one_line
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.running import execute
-from servicebroker.store.statement_counts import counts_of, place_of
+from servicebroker.store.statement_counts import counts_of, database_key_of
 
 
 class Daemon(Calls):
@@ -117,7 +117,7 @@ class ShareServer:
 
     def _status(self) -> StatusMessage:
         forwarding = self._relay.forwarding
-        statements = place_of(self._opened.connection), counts_of(self._opened.connection).take()
+        statements = database_key_of(self._opened.connection), counts_of(self._opened.connection).take()
         return StatusMessage(
             self._relay.remembered, forwarding.held, forwarding.observed(), metrics.take_counted(), statements
         )

@@ -21,13 +21,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
-from servicebroker.protocol.admission import Admission, Places, network_of
+from servicebroker.protocol.admission import Admission, SlotLimits, network_of
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
-UNFINISHED = Places(in_all=16, of_network=8)  # connections without a complete request
-REQUESTS = Places(in_all=16, of_network=4)  # requests in progress
+UNFINISHED = SlotLimits(in_all=16, of_network=8)  # connections without a complete request
+REQUESTS = SlotLimits(in_all=16, of_network=4)  # requests in progress
 READ_TIMEOUT_S = 10.0  # for a client to send its request
 HIGHEST_PORT = 65_535
 HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")

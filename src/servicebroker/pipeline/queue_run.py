@@ -40,7 +40,7 @@ class QueueState(StrEnum):
     FAILED = "failed"
 
 
-class Started(NamedTuple):
+class RunningQuery(NamedTuple):
     """A running query, and a function that waits until its planning process has ended."""
 
     query: StreamingQuery
@@ -71,7 +71,7 @@ class QueueRun:
     """
 
     queue: QueueRule
-    start: Callable[[], Started]
+    start: Callable[[], RunningQuery]
     once: bool
     clock: Callable[[], float] = time.monotonic
     state: QueueState = QueueState.WAITING
@@ -88,7 +88,7 @@ class QueueRun:
     wait_s: float = DEFAULT_WAIT_S
     held_back: HeldBack | None = None
     quarantined: Counts = field(default_factory=Counter)
-    _started: Started | None = None
+    _started: RunningQuery | None = None
     _next_start: float = 0.0  # time by `clock`
     _failures: int = 0  # since the last batch
     _batch: int = -1  # number of the last counted batch

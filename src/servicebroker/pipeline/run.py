@@ -30,7 +30,7 @@ from servicebroker.pipeline.quarantine_counts import (
     remove_counts,
 )
 from servicebroker.pipeline.queue_lease import QueueLease
-from servicebroker.pipeline.queue_run import QueueRun, QueueState, Started
+from servicebroker.pipeline.queue_run import QueueRun, QueueState, RunningQuery
 from servicebroker.pipeline.sinks.target import target
 from servicebroker.pipeline.spark_session import (
     check_settings,
@@ -251,7 +251,7 @@ def _wait_until_free(queue: QueueRule) -> None:
 
 def _start(
     spark: SparkSession, pipeline: Pipeline, checkpoints: Checkpoints, queue: QueueRule, *, once: bool
-) -> Started:
+) -> RunningQuery:
     """Start the query of a queue, and return when its planning process is up.
 
     Raises:
@@ -283,4 +283,4 @@ def _start(
     deadline = time.monotonic() + _PLANNER_START_TIMEOUT_S
     while query.isActive and "Initializing" in query.status["message"] and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S / 3)
-    return Started(query, partial(end_planners, spark, planners(spark) - planners_before))
+    return RunningQuery(query, partial(end_planners, spark, planners(spark) - planners_before))

@@ -57,10 +57,10 @@ class StatementCounts:
                 self._taken[name] = before[0] - calls, before[1] - seconds
 
 
-Place = tuple[bytes, bytes, bytes]  # identifies a database: the host and port of the server, and the name
+DatabaseKey = tuple[bytes, bytes, bytes]  # identifies a database: the host and port of the server, and the name
 
 _CACHE_ATTRIBUTE = "servicebroker_statement_counts"  # the attribute of a connection that holds its counts
-_COUNTS: dict[Place, StatementCounts] = defaultdict(StatementCounts)
+_COUNTS: dict[DatabaseKey, StatementCounts] = defaultdict(StatementCounts)
 os.register_at_fork(after_in_child=_COUNTS.clear)  # the parent writes the counts from before the fork
 
 
@@ -69,16 +69,16 @@ def counts_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
     attributes = connection.__dict__
     counts: StatementCounts | None = attributes.get(_CACHE_ATTRIBUTE)
     if counts is None:
-        counts = attributes[_CACHE_ATTRIBUTE] = counts_at(place_of(connection))
+        counts = attributes[_CACHE_ATTRIBUTE] = counts_for(database_key_of(connection))
     return counts
 
 
-def place_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Place:
+def database_key_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> DatabaseKey:
     """Return the database of a connection, with its server."""
     server = connection.pgconn
     return server.host, server.port, server.db
 
 
-def counts_at(place: Place) -> StatementCounts:
+def counts_for(place: DatabaseKey) -> StatementCounts:
     """Return the counts of a database."""
     return _COUNTS[place]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from servicebroker.api.instance import Instance
 from servicebroker.model.errors import InstanceError
-from servicebroker.protocol.admission import Admission, Places
+from servicebroker.protocol.admission import Admission, SlotLimits
 from servicebroker.tds.connection import SIGN_IN_TIMEOUT_S, ClientConnection
 from servicebroker.tds.request_memory import RequestMemory
 from servicebroker.tds.sign_in import SignIn
@@ -25,7 +25,9 @@ _log = logging.getLogger("servicebroker.tds")
 
 DEFAULT_PORT = 1433
 MAX_CONNECTIONS = 2_000
-UNAUTHENTICATED = Places(in_all=1024, of_network=512)  # connections before their login; a pool may open many at a time
+UNAUTHENTICATED = SlotLimits(
+    in_all=1024, of_network=512
+)  # connections before their login; a pool may open many at a time
 _MAX_UNACCEPTED = 256
 _STOP_TIMEOUT_S = 5.0  # for running requests to end
 # a client whose machine vanished is noticed after about a minute

@@ -32,7 +32,7 @@ from servicebroker.broker.transport.stream import OUTBOX_BYTES, OWNER_OUTBOX_BYT
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.cli.descriptor_limit import MIN_DESCRIPTORS, raise_limit
 from servicebroker.engine.catalog.network_endpoints import SUPPORTED
-from servicebroker.protocol.admission import Places
+from servicebroker.protocol.admission import SlotLimits
 from servicebroker.protocol.routing import Address
 from servicebroker.store.keys import x509_certificates
 from support import eventually
@@ -213,7 +213,7 @@ def test_without_descriptors_it_waits_and_says_so(
     monkeypatch.setattr(accepting, "SHORTAGE_PAUSE_S", 0.1)
 
     async def accepted() -> float:
-        acceptor = Acceptor(Silent, Terms(Places(4, 4), TIMEOUT_S))
+        acceptor = Acceptor(Silent, Terms(SlotLimits(4, 4), TIMEOUT_S))
         listening = OutOfDescriptors()
         listening.bind(("127.0.0.1", 0))
         acceptor.listen([listening])
@@ -246,7 +246,7 @@ def test_connections_that_are_over_leave_no_garbage(identity: Path, kind: str) -
                     assert made.recv(1) == b""
 
     async def left() -> int:
-        acceptor = Acceptor(Silent, Terms(Places(20, 20), 0.2), context)
+        acceptor = Acceptor(Silent, Terms(SlotLimits(20, 20), 0.2), context)
         acceptor.listen([socket.create_server(("127.0.0.1", 0))])
         gc.collect()
         gc.disable()

@@ -17,7 +17,13 @@ from servicebroker.pipeline.definition import OldCheckpoint, QueueRule
 from servicebroker.pipeline.failed_query import reason
 from servicebroker.pipeline.held_back import HeldBack, Holder, MessagesHeldBack
 from servicebroker.pipeline.metrics import Metrics
-from servicebroker.pipeline.queue_run import MAX_RETRY_DELAY_S, MAX_STARTS_WITHOUT_BATCH, QueueRun, QueueState, Started
+from servicebroker.pipeline.queue_run import (
+    MAX_RETRY_DELAY_S,
+    MAX_STARTS_WITHOUT_BATCH,
+    QueueRun,
+    QueueState,
+    RunningQuery,
+)
 from servicebroker.pipeline.run import Run
 
 SLOW = "Query q terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
@@ -60,7 +66,7 @@ class Queries:
         query = self.left.pop(0)
         if isinstance(query, Exception):
             raise query
-        return Started(query, self.clear)
+        return RunningQuery(query, self.clear)
 
     def clear(self):
         self.cleared += 1

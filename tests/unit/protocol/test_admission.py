@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from servicebroker.protocol.admission import Admission, Places, network_of
+from servicebroker.protocol.admission import Admission, SlotLimits, network_of
 
 
 def expect_keys(admission: Admission[str], host: str, *keys: str) -> list[str | None]:
@@ -15,14 +15,14 @@ def expect_keys(admission: Admission[str], host: str, *keys: str) -> list[str | 
 
 
 def test_the_oldest_connection_of_a_full_network_is_closed() -> None:
-    admission: Admission[str] = Admission(Places(in_all=10, of_network=2))
+    admission: Admission[str] = Admission(SlotLimits(in_all=10, of_network=2))
     assert expect_keys(admission, "10.0.0.1", "a", "b", "c", "d") == [None, None, "a", "b"]
     assert expect_keys(admission, "10.0.0.2", "e") == [None]
     assert len(admission) == 3
 
 
 def test_the_oldest_connection_of_the_largest_network_is_closed() -> None:
-    admission: Admission[str] = Admission(Places(in_all=6, of_network=4))
+    admission: Admission[str] = Admission(SlotLimits(in_all=6, of_network=4))
     expect_keys(admission, "10.0.0.9", "honest")
     expect_keys(admission, "10.0.0.1", "a", "b", "c", "d")
     expect_keys(admission, "10.0.0.2", "e")
@@ -35,7 +35,7 @@ def test_the_oldest_connection_of_the_largest_network_is_closed() -> None:
 
 
 def test_authenticated_connections_are_not_counted() -> None:
-    admission: Admission[str] = Admission(Places(in_all=2, of_network=1))
+    admission: Admission[str] = Admission(SlotLimits(in_all=2, of_network=1))
     for number in range(10):
         assert expect_keys(admission, "10.0.0.1", str(number)) == [None]
         admission.leave(str(number))
@@ -44,7 +44,7 @@ def test_authenticated_connections_are_not_counted() -> None:
 
 
 def test_each_step_has_its_deadline_and_the_place_its_age() -> None:
-    admission: Admission[str] = Admission(Places(in_all=10, of_network=2))
+    admission: Admission[str] = Admission(SlotLimits(in_all=10, of_network=2))
     expect_keys(admission, "10.0.0.1", "a", "b")
     assert admission.overdue(4.9) == []
     assert admission.expect("a", "10.0.0.1", 8.0) is None
@@ -69,7 +69,7 @@ def test_the_network_of_an_address(host: str, network: str) -> None:
 
 
 def test_no_network_has_more_than_its_share_and_the_one_with_most_loses(seeded_random: Random) -> None:
-    places = Places(in_all=12, of_network=5)
+    places = SlotLimits(in_all=12, of_network=5)
     admission: Admission[int] = Admission(places)
     held: dict[int, str] = {}
     for number in range(3_000):

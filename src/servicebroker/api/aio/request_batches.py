@@ -47,7 +47,7 @@ _INTERRUPTED = (
 )
 
 
-class AsyncAsked:
+class AsyncPendingRequest:
     """A request of a caller.
 
     Attributes:
@@ -78,9 +78,9 @@ class AsyncRequestSender:
     def __init__(self, watchers: AsyncWatchers) -> None:
         self._watchers = watchers
         self._lock = Lock()  # held while waiting requests begin
-        self._asked: list[AsyncAsked] = []
+        self._asked: list[AsyncPendingRequest] = []
 
-    async def begin(self, database: AsyncDatabase, asked: AsyncAsked) -> None:
+    async def begin(self, database: AsyncDatabase, asked: AsyncPendingRequest) -> None:
         """Begin a request, in a transaction with others or in one of its own.
 
         Raises:
@@ -97,7 +97,7 @@ class AsyncRequestSender:
         if asked.waiter is None:
             await self._begin_all(database, [asked])
 
-    async def _begin_together(self, database: AsyncDatabase, together: list[AsyncAsked]) -> None:
+    async def _begin_together(self, database: AsyncDatabase, together: list[AsyncPendingRequest]) -> None:
         """Begin requests in one transaction. If one is refused, each caller begins its own request."""
         if len(together) == 1:
             await self._begin_all(database, together)
@@ -118,7 +118,7 @@ class AsyncRequestSender:
                 for asked in together:
                     asked.problem = InstanceError(_INTERRUPTED)
 
-    async def _begin_all(self, database: AsyncDatabase, together: list[AsyncAsked]) -> None:
+    async def _begin_all(self, database: AsyncDatabase, together: list[AsyncPendingRequest]) -> None:
         waiters: list[AsyncWaiter] = []
         is_begun = False
         try:

@@ -22,7 +22,13 @@ from uuid import UUID, uuid4
 import psycopg
 
 from servicebroker.api.aio.deferred_answers import AsyncDeferredAnswers, DeferredVerbFailed, may_defer
-from servicebroker.api.aio.request_batches import MIN_TOGETHER, AsyncAsked, AsyncRequestSender, begin, take_answers
+from servicebroker.api.aio.request_batches import (
+    MIN_TOGETHER,
+    AsyncPendingRequest,
+    AsyncRequestSender,
+    begin,
+    take_answers,
+)
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.requests import AnswerQueue
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
@@ -83,7 +89,7 @@ async def request(verbs: AsyncVerbs, operation: Request) -> Message:
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
     database.instance.check_caller()
-    asked = AsyncAsked(operation, operation.group(database.instance.clock(), uuid4()))
+    asked = AsyncPendingRequest(operation, operation.group(database.instance.clock(), uuid4()))
     deadline = time.monotonic() + operation.timeout
     try:
         await database.instance.watchers.begin(database, asked)
@@ -257,7 +263,7 @@ class AsyncWatchers:
         self._by_service: dict[tuple[User, str], AsyncWatcher] = {}
         self._senders: dict[User, AsyncRequestSender] = {}
 
-    async def begin(self, database: AsyncDatabase, asked: AsyncAsked) -> None:
+    async def begin(self, database: AsyncDatabase, asked: AsyncPendingRequest) -> None:
         """Begin a request, and enter its caller at the watcher of its queue."""
         await self._senders.setdefault(database.user, AsyncRequestSender(self)).begin(database, asked)
 

@@ -17,7 +17,7 @@ from servicebroker.broker.forwarding import Row
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division
-from servicebroker.store.statement_counts import Place
+from servicebroker.store.statement_counts import DatabaseKey
 
 TO_LINKS, TO_PEERS, TO_LOG = "links", "peers", "log"  # addressees of a call; a link is addressed by its number
 
@@ -95,7 +95,7 @@ class StatusMessage(NamedTuple):
     held: tuple[int, int]
     forwarded: Sequence[Row]
     counted: metrics.Counted
-    statements: tuple[Place, dict[str, tuple[int, float]]]
+    statements: tuple[DatabaseKey, dict[str, tuple[int, float]]]
 
 
 class Done(NamedTuple):

@@ -29,7 +29,7 @@ from servicebroker.broker.transport.links import Arrival, Link, Links
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.protocol.mirroring import NEVER, RoleReport
 from servicebroker.protocol.routing import Address
-from servicebroker.store.statement_counts import counts_at
+from servicebroker.store.statement_counts import counts_for
 
 
 class ForwardingReport(NamedTuple):
@@ -117,7 +117,7 @@ class RemoteRelay:
             self._status = done.status
             metrics.add(done.status.counted)
             place, statements = done.status.statements
-            counts_at(place).add_all(statements)
+            counts_for(place).add_all(statements)
         self.wake_at = done.wake_at
         return done.handled
 

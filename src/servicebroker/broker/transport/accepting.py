@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from servicebroker.protocol.admission import Admission, Places
+from servicebroker.protocol.admission import Admission, SlotLimits
 
 MAX_UNPROVEN = 1_024  # unauthenticated connections of a daemon
 RESERVED_DESCRIPTORS = 64  # kept for files, databases and outgoing links
@@ -77,7 +77,7 @@ class Terms(NamedTuple):
         max_connections: authenticated ones included; None if only descriptors limit them.
     """
 
-    places: Places
+    places: SlotLimits
     first_step: float
     max_connections: int | None = None
 
@@ -254,10 +254,10 @@ def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
     return listener
 
 
-def unproven_places() -> Places:
+def unproven_places() -> SlotLimits:
     """Return the limits of unauthenticated connections: a quarter of the descriptors, half of that for one network."""
     total = min(MAX_UNPROVEN, max(2, descriptors() // 4))
-    return Places(total, total // 2)
+    return SlotLimits(total, total // 2)
 
 
 def descriptors() -> int:

@@ -39,7 +39,7 @@ class Observed(NamedTuple):
     peer_arbitration_id: UUID | None
 
 
-class Counted(NamedTuple):
+class ConnectionRefusals(NamedTuple):
     """The refusals of peers for one reason: how often, and the latest peer."""
 
     times: int
@@ -51,7 +51,7 @@ def write(connection: psycopg.Connection[Any], connections: Sequence[Observed]) 
     show(connection, "broker_connections", Observed._fields, connections)
 
 
-def count(connection: psycopg.Connection[Any], refused: Mapping[int, Counted], now: datetime) -> None:
+def count(connection: psycopg.Connection[Any], refused: Mapping[int, ConnectionRefusals], now: datetime) -> None:
     """Add these refusals to the stored counts."""
     execute(
         connection,

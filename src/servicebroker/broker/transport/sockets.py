@@ -22,7 +22,7 @@ from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
 from servicebroker.broker.refusals import Refusals
 from servicebroker.broker.transport.accepting import Acceptor, Terms, bind, unproven_places
-from servicebroker.broker.transport.connections import Counted, Observed
+from servicebroker.broker.transport.connections import ConnectionRefusals, Observed
 from servicebroker.broker.transport.links import Link
 from servicebroker.broker.transport.stream import STEP_TIME, Stream
 from servicebroker.broker.transport.tls import Tls
@@ -120,7 +120,7 @@ class Network:
         self._announced = IN_DOUBT  # the last role sent to peers that have asked
         self._signed_report: tuple[RoleReport, Tls | None, RoleReport] = (IN_DOUBT, None, IN_DOUBT)
         self.was_asked = False  # a peer has asked whether this server is the principal
-        self._refused: dict[int, Counted] = {}
+        self._refused: dict[int, ConnectionRefusals] = {}
         self.refusals = Refusals()
         self._listening: tuple[str, int | None] = "", None
         inbox.on_room = self._resume_soon
@@ -154,7 +154,7 @@ class Network:
         sums = [sum(column) for column in zip(*(stream.backlog() for stream in list(self.streams)), strict=True)]
         return Backlog(self.inbox.size, len(self.inbox), *(sums or [0, 0, 0, 0]))
 
-    def take_refused(self) -> dict[int, Counted]:
+    def take_refused(self) -> dict[int, ConnectionRefusals]:
         """Return the peers refused since the last call, by error number."""
         with self._lock:
             refused, self._refused = self._refused, {}
@@ -311,7 +311,7 @@ class Network:
         """Count a refused peer."""
         with self._lock:
             before = self._refused.get(number)
-            self._refused[number] = Counted((before.times if before else 0) + 1, peer)
+            self._refused[number] = ConnectionRefusals((before.times if before else 0) + 1, peer)
 
     def failed(self, address: Address, status: str) -> None:
         """Record a failed attempt to connect, and schedule the next one."""

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import AnswerPath, Catalog, Channel, ReceivedConversation
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.receive import Taken
+from servicebroker.engine.conversation.receive import ReceivedState
 from servicebroker.engine.conversation.send import known_usage
 from servicebroker.engine.conversation.validation import accepts
 from servicebroker.model.states import EndpointState
@@ -41,7 +41,7 @@ class DeferredVerb(NamedTuple):
     size: int = 0
 
 
-def may_defer(catalog: Catalog, handle: UUID, received_state: Taken) -> bool:
+def may_defer(catalog: Catalog, handle: UUID, received_state: ReceivedState) -> bool:
     """Return whether the cache describes the conversation of these messages, so that its verbs should not fail."""
     conversation = catalog.received.get(handle.bytes)
     if conversation is None:

@@ -41,7 +41,7 @@ from servicebroker.engine.conversation import (
 from servicebroker.engine.conversation.begin import Identity
 from servicebroker.engine.conversation.deferred_answers import DeferredVerb
 from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending, StepwiseVerbs
-from servicebroker.engine.conversation.receive import Received, Taken
+from servicebroker.engine.conversation.receive import Received, ReceivedState
 from servicebroker.engine.conversation.replay import replay
 from servicebroker.engine.delivery import delayed_messages, transmission
 from servicebroker.engine.diagnosis.audit import record_action
@@ -282,11 +282,11 @@ class OwnerVerbs:
         """Return the trace contexts of received messages."""
         return traces.take(messages)
 
-    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[Taken]:
+    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[ReceivedState]:
         """Delete messages of one group that a `Hold`, a RECEIVE that leaves messages in the queue, has read."""
         return receive.take(queue_id, messages)
 
-    def may_defer(self, handle: UUID, taken: Taken) -> bool:
+    def may_defer(self, handle: UUID, taken: ReceivedState) -> bool:
         """Return whether SEND and END on a received conversation may be deferred."""
         return self.user.is_dbo and deferred_answers.may_defer(self.catalog, handle, taken)
 

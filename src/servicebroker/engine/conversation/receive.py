@@ -143,15 +143,15 @@ def read_received(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Receiv
     return Received(rows, int.from_bytes(rows[0][_TRANSACTION], "big"))  # the driver returns an xid8 as bytes
 
 
-class Taken(NamedTuple):
-    """The number of messages of a group that were taken, and what is known of their conversation.
+class ReceivedState(NamedTuple):
+    """The number of received messages of a group, and the stored facts of their conversation.
 
-    All else is None if the messages belong to several conversations, or if a principal's rights count in theirs.
+    The facts are None if the messages belong to several conversations, or if a principal's rights count in theirs.
 
     Attributes:
         state: the state of the endpoint.
         next_number: the sequence number of its next SEND.
-        far_queue_id, far_service_id: the queue and the service of its peer.
+        delivery_queue_id, peer_service_id: the queue and the service of its peer.
     """
 
     messages: int
@@ -161,7 +161,7 @@ class Taken(NamedTuple):
     peer_service_id: int | None = None
 
 
-def take(queue_id: int, messages: Sequence[Message]) -> Steps[Taken]:
+def take(queue_id: int, messages: Sequence[Message]) -> Steps[ReceivedState]:
     """Delete messages of one group that a `Hold` has read."""
     rows = yield Statement(
         "receive.take",
@@ -170,7 +170,7 @@ def take(queue_id: int, messages: Sequence[Message]) -> Steps[Taken]:
         "on conversation_handle = $4 and principal_id is null and far_principal_id is null",
         (messages[0].conversation_group_id, *queue_places(messages), only_handle(messages)),
     )
-    return Taken(*rows[0])
+    return ReceivedState(*rows[0])
 
 
 def only_handle(messages: Sequence[Message]) -> UUID | None:

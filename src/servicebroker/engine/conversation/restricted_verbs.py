@@ -273,10 +273,10 @@ class RestrictedVerbs(OwnerVerbs):
         return [row[:-1] for row in rows]
 
     @override
-    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[receive.Taken]:
+    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[receive.ReceivedState]:
         """Delete messages of one group that a `Hold` has read."""
         rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.queue_places(messages))
-        return receive.Taken(int(rows[0][0]))
+        return receive.ReceivedState(int(rows[0][0]))
 
     @override
     def defer_answer(self, operation: Send[int], number: int) -> None:

@@ -119,7 +119,7 @@ class EndpointLine(NamedTuple):
     timer: datetime | None
 
 
-class Waiting(NamedTuple):
+class WaitingMessages(NamedTuple):
     """Undelivered messages to one service with one reason. `head` is the conversation of the oldest message."""
 
     far_service: str
@@ -418,7 +418,7 @@ def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime, dateti
     return [(number, message_type, status, since, due) for number, message_type, status, since, due in rows]
 
 
-def waiting(now: datetime) -> Steps[list[Waiting]]:
+def waiting(now: datetime) -> Steps[list[WaitingMessages]]:
     """Return the transmission queue by peer and reason, the longest wait first, without delayed conversations."""
     rows = yield Statement(
         "dashboard_queries.waiting",
@@ -431,7 +431,7 @@ def waiting(now: datetime) -> Steps[list[Waiting]]:
         f"join servicebroker.databases d using (database_id) group by 1, 2, 3 order by 5 limit {MAX_ROWS}",
         (now,),
     )
-    return [Waiting(*row) for row in rows]
+    return [WaitingMessages(*row) for row in rows]
 
 
 def find_delayed(now: datetime) -> Steps[list[DelayedLine]]:
