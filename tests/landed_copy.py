@@ -31,7 +31,7 @@ CREATE TRIGGER Added ON Orders AFTER INSERT AS PRINT 'one more';
 
 
 def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
-    """A procedure that cannot process what it gets."""
+    """Fail as a procedure that cannot process its messages."""
     raise ValueError("cannot be processed")
 
 

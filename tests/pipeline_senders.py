@@ -207,7 +207,10 @@ SIZES = (0, 1, 1_999, 2_001, 1_000_000, 20_000_000)  # bytes
 
 
 def say_all_sizes(feed: Feed) -> Sent:
-    """Many conversations of one message, one of many, and one with bodies of all sizes, which are no lines."""
+    """Send many conversations of one message, one of many messages, and one with bodies of all sizes (no lines).
+
+    Returns the sender and the number of each line.
+    """
     for start in range(0, SHORT_CONVERSATIONS, 500):
         with feed.database.transaction() as transaction:
             for sender in range(start, start + 500):
@@ -223,7 +226,7 @@ def say_all_sizes(feed: Feed) -> Sent:
 
 
 def check_all_sizes(lines: list[str], bronze: list[str], quarantine: list[str], sent: Sent) -> None:
-    """All of it is where it belongs, once."""
+    """Check that each line is in its table and each other body in quarantine, exactly once."""
     assert duckdb.sql(f"select sender, n from read_parquet({lines}) order by 1, 2").fetchall() == sent
     counted = (
         f"select count(*), count(distinct (conversation_handle, message_sequence_number)) from read_parquet({bronze})"

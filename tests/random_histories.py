@@ -394,7 +394,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(which=number, to=st.sampled_from(["//far", "//second"]), answers=st.booleans())
     def request(self, which: int, to: str, answers: bool) -> None:
-        """A conversation from its begin to its end, unless others lie before it in the queues."""
+        """Run a conversation from BEGIN to END, unless messages of others lie before its messages in the queues."""
         pair = self.session(which)
         self.step("begin", pair, lambda tx: tx.begin_dialog("//near", to, contract=CONTRACT))
         if self.begun is not None:
@@ -444,7 +444,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.open and self.has_conversations())
     @rule(which=number, queue=st.sampled_from(["Near", "Far"]))
     def receive_and_put_back(self, which: int, queue: str) -> None:
-        """To a savepoint: the group stays locked, and the next reader gets another one."""
+        """Receive, and roll back to a savepoint. The group stays locked, and the next reader gets another group."""
         self.set_savepoint(which)
         pair = self.open[which % len(self.open)]
         self.step("receive", pair, lambda tx: comparable_messages(tx.receive(queue)))
@@ -537,7 +537,7 @@ def toggle_priority(database: Any, which: int) -> None:
 
 @contextmanager
 def open_for_model(model: type[Model], url: str) -> Iterator[None]:
-    """A new instance with the objects of both databases, for a model."""
+    """Open a new instance with the objects of both databases, for a model."""
     with psycopg.connect(url, autocommit=True) as connection:
         # a vacuum that truncates a table locks it for a moment, which would look like another transaction
         for setting in (f"lock_timeout = {LOCK_TIMEOUT}", "vacuum_truncate = off"):

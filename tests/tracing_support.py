@@ -12,7 +12,7 @@ from opentelemetry.util._once import Once
 
 @contextmanager
 def tracer_provider() -> Iterator[TracerProvider]:
-    """A provider that is set; afterwards nobody traces again."""
+    """Set a tracer provider during the block. Afterwards no provider is set."""
     provider = TracerProvider()
     trace.set_tracer_provider(provider)
     yield provider

@@ -44,17 +44,17 @@ class AdbcSource(DataSource):
     @override
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
+        """Return the name for `format`."""
         return "adbc"
 
     @override
     def schema(self) -> str:
-        """The columns of a queue's table."""
+        """Return the columns of a queue's table."""
         return self.COLUMNS
 
     @override
     def reader(self, schema: StructType) -> AdbcReader:
-        """A batch reader."""
+        """Return a batch reader."""
         return AdbcReader(self.options)
 
 
@@ -74,7 +74,7 @@ class AdbcReader(DataSourceReader):
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part, as ADBC hands them over."""
+        """Yield the rows of a part, in the batches of ADBC."""
         from adbc_driver_postgresql import dbapi
 
         assert isinstance(partition, Range)
@@ -87,6 +87,6 @@ class AdbcReader(DataSourceReader):
 
 
 def even_parts(first: int, end: int, parts: int) -> list[tuple[int, int]]:
-    """The range from `first` up to, not including, `end` in so many parts of nearly one size."""
+    """Divide the range from `first` up to, but not including, `end` into parts of almost equal size."""
     edges = [first + (end - first) * number // parts for number in range(parts + 1)]
     return list(pairwise(edges))

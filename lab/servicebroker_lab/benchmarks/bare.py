@@ -22,7 +22,7 @@ class BareCommits:
         self._body = text_body().encode()
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One where each message is committed."""
+        """Return implementations that commit each message, for the scenarios compared with them."""
         single_connection = Implementation(
             "insert", "a bare commit: the bound of one connection", self._clear, self._insert
         )

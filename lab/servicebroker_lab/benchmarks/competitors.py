@@ -316,7 +316,7 @@ def plain_sql(script: str) -> str:
 
 
 def pgmq_version(file_name: str, script: str) -> str:
-    """The release, when the file's name tells it, and a fingerprint, since the SQL does not name its release."""
+    """Return the release, if the file's name has it, and a fingerprint, since the SQL does not name its release."""
     named = re.search(r"\d+\.\d+\.\d+", file_name)
     fingerprint = f"sha256 {hashlib.sha256(script.encode()).hexdigest()[:12]}"
     return f"{named[0]} ({fingerprint})" if named else f"{file_name}, {fingerprint}"

@@ -31,7 +31,7 @@ class Dialogs:
         self._body = text_body().encode()
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """The whole, and each of its steps."""
+        """Return implementations of whole conversations, and of each of their steps."""
         return {
             "dialog": [
                 Implementation("begin_dialog, send; receive, send, end; receive, end", "", self._begin, self._converse)
@@ -83,7 +83,7 @@ class Dialogs:
         return min(answered_count, self._finish_all(messages))
 
     def _run_in_batches(self, name: str, *, is_silent: bool = False) -> Implementation:
-        """Many conversations in each transaction, of the senders and of the workers on both sides."""
+        """Return an implementation in which senders and workers put many conversations into each transaction."""
         options = f"groups={CONVERSATIONS_PER_TRANSACTION}, as many begun in a transaction"
         return Implementation(name, options, self._begin_together, partial(self._work_together, is_silent=is_silent))
 
@@ -146,7 +146,7 @@ def ask(transaction: Transaction, body: bytes) -> UUID:
 
 
 def set_up(instance: Instance, name: str = DATABASE) -> Database:
-    """A database of that name, in which both sides may send."""
+    """Create a database with this name, in which both sides may send."""
     database = instance.database(name, create=True)
     database.create_message_type(TYPE)
     database.create_contract(CONTRACT, {TYPE: "ANY"})

@@ -29,7 +29,7 @@ class Verbs:
         self._opened: Database | None = None
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One in each scenario of the fence."""
+        """Return one implementation for each scenario of the fence."""
         role = "as the owner" if self._instance is None else "as a restricted role"
         implementations = {
             "fence-send": ("until delivered", self._begin, self._send),
@@ -75,7 +75,7 @@ class Verbs:
         return self._until_delivered(messages)
 
     def _until_delivered(self, messages: int) -> int:
-        """An open instance of the owner's delivers what a restricted role sends."""
+        """Wait until an open instance of the owner has delivered the messages of the restricted role."""
         with self._owner.instance.connection() as connection:
             waits = "select from servicebroker.transmission_queue where conversation_handle = %s limit 1"
             while connection.execute(waits, (self._handle,)).fetchall():
@@ -87,7 +87,7 @@ class Verbs:
 
 
 def fence_systems(instance: Instance) -> list[System]:
-    """Both."""
+    """Return the measured system, a restricted role, and its baseline, the owner."""
     owner = instance.database(DATABASE, create=True)
     owner.create_message_type(TYPE)
     owner.create_contract(CONTRACT, {TYPE: "INITIATOR"})
@@ -101,5 +101,5 @@ def fence_systems(instance: Instance) -> list[System]:
 
 
 def _as_role(url: str) -> str:
-    """The server's sessions then begin with SET ROLE."""
+    """Return a URL whose sessions begin with SET ROLE."""
     return f"{url}&options={quote(f'-c role={ROLE}')}"

@@ -43,7 +43,7 @@ class Jdbc:
         return match[1] if match else "unknown"
 
     def rows(self, spark: SparkSession, table: str, columns: str, first: int, end: int) -> DataFrame:
-        """A table, in as many parts of the range of queuing_order as there are cores."""
+        """Return a table, read in one part of the range of queuing_order for each core."""
         reader: DataFrameReader = spark.read.format("jdbc").options(
             **self._connection_options,
             dbtable=f"(select {columns} from {table} where queuing_order >= {first} and queuing_order < {end}) q",
@@ -56,7 +56,7 @@ class Jdbc:
         return reader.load()
 
     def insert(self, rows: DataFrame, table: str) -> None:
-        """All rows, in batches that the driver makes one INSERT of."""
+        """Insert all rows. The driver makes one INSERT of each batch."""
         writer: DataFrameWriter = rows.write.format("jdbc").options(
             **self._connection_options | {"url": f"{self.url}&reWriteBatchedInserts=true"},
             dbtable=table,

@@ -301,7 +301,7 @@ class Pipeline:
             execute(connection, "pipeline.fill_deep.vacuum_analyze", f"vacuum (analyze) {self._table}")
 
     def drain(self, messages: int, page: int = 1_000_000) -> int:
-        """The streaming query, to the end of the queue; how many rows the Delta table has."""
+        """Run the streaming query to the end of the queue. Returns the number of rows in the Delta table."""
         from deltalake import DeltaTable
 
         query = (
@@ -323,7 +323,7 @@ class Pipeline:
         return int(DeltaTable(str(self._folder / "delta")).count())
 
     def stream(self, messages: int, page: int | None = None) -> int:
-        """The streaming query into Parquet files of Spark's own, in batches of `page` messages or in one."""
+        """Run the streaming query into Spark's Parquet files, in batches of `page` messages or in one batch."""
         limit = {} if page is None else {"maxMessagesPerTrigger": str(page)}
         source = self._spark.readStream.format("servicebroker").options(**self._source(), **limit).load()
         sink = source.writeStream.format("parquet").option("path", str(self._folder / "parquet"))
@@ -332,19 +332,19 @@ class Pipeline:
         return self._range[1] - self._range[0]
 
     def _await(self, query: StreamingQuery) -> None:
-        """Until it ends, and note how long each of its batches took."""
+        """Wait for the end of the query, and record the seconds of each batch."""
         query.awaitTermination()
         batches = [batch for batch in query.recentProgress if batch.numInputRows]
         self.seconds = [batch.durationMs["triggerExecution"] / 1000 for batch in batches]
 
     @property
     def jdbc_version(self) -> str:
-        """Of Spark and the driver."""
+        """The versions of Spark and the driver."""
         assert self._jdbc
         return f"pyspark {version('pyspark')}, driver {self._jdbc.version}"
 
     def send(self, messages: int) -> int:
-        """A batch job of the writer."""
+        """Run a batch job of the writer."""
         self._jobs += 1
         options = {
             "instance": self._instance.url,

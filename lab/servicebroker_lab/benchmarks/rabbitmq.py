@@ -42,7 +42,7 @@ _SHOVEL = """\
 
 
 def find_server() -> str | None:
-    """The program that starts a node for whoever calls it; None where RabbitMQ is not installed."""
+    """Return the path of RabbitMQ's server, which any user may start; None if RabbitMQ is not installed."""
     return next((path for path in PLACES if path and os.access(path, os.X_OK)), None)
 
 
@@ -210,7 +210,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_names(port: int) -> None:
-    """The first node has started Erlang's port mapper, which would outlive it."""
+    """Stop Erlang's port mapper. The first node has started it, and it would outlive the node."""
     with suppress(FileNotFoundError):
         subprocess.run(["epmd", "-port", str(port), "-kill"], stdout=subprocess.DEVNULL, check=False)
 

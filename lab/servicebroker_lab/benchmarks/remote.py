@@ -326,7 +326,7 @@ class LinkedInstances:
 
 @contextmanager
 def _sending(url: str, received: Synchronized[int]) -> Iterator[Callable[..., None]]:
-    """A sender process, one of `sender_count`. It waits while more than `ahead` messages of its part are unread."""
+    """Run in a sender process, one of `sender_count`. It waits while more than `ahead` of its messages are unread."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
 
@@ -342,7 +342,7 @@ def _sending(url: str, received: Synchronized[int]) -> Iterator[Callable[..., No
 
 @contextmanager
 def _reading(url: str, received: Synchronized[int]) -> Iterator[Callable[[int], list[ReceivedRange]]]:
-    """A reader process."""
+    """Run in a reader process: yield a function that receives until a number of messages is received in all."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
         yield lambda until: _take(database, received, until, READER_WAIT_S)

@@ -40,7 +40,7 @@ _ARRIVED = "select count(*) from servicebroker.conversation_endpoints where not 
 def compare_openings(
     name: str, scenario: Scenario, folder: Path, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
-    """With TLS and dialog security, and without either as the baseline."""
+    """Compare openings with TLS and dialog security to openings without either, the baseline."""
     lines = []
     for number, (system, label) in enumerate(((OURS, SECURED), (BASELINE, UNSECURED))):
         progress(f"{name}: two instances, {label}")

@@ -38,7 +38,7 @@ class Requests:
         self._threads = ThreadPoolExecutor(CONCURRENT_REQUESTS)
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One at a time, and many."""
+        """Return implementations with one request at a time, and with many."""
         reader_settings = f"{_ANSWERER_COUNT} readers in a process beside it answer, groups={_GROUP_COUNT}"
         return {
             "request-one": [Implementation("request", reader_settings, self._begin, self._ask)],
@@ -76,7 +76,7 @@ class Requests:
 
 @contextmanager
 def _answering(url: str) -> Iterator[Callable[[], None]]:
-    """A process whose worker answers all the while; an order only says that it is there."""
+    """Run in a process whose worker answers during the whole block. Calling the yielded function shows that it runs."""
     worker = sb.Worker(REQUEST_QUEUE, groups=_GROUP_COUNT)
 
     @worker.on(TYPE)

@@ -45,7 +45,7 @@ class Choosing:
         self._pick = random.Random(1).randrange
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One, in the scenario `routing`."""
+        """Return one implementation for the scenario `routing`, none for others."""
         implementation = Implementation("classify", f"{self._routes:,} routes", lambda messages: None, self._choose)
         return [implementation] if scenario == "routing" else []
 
@@ -77,7 +77,7 @@ class Passing:
         self._handles: list[UUID] = []
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One, in the scenario `forwarding`."""
+        """Return one implementation for the scenario `forwarding`, none for others."""
         settings = f"{'one forwarder' if self._is_forwarded else 'straight'}, {CONVERSATION_COUNT} conversations"
         implementation = Implementation("send, receive(top=1000)", settings, self._prepare, self._pass)
         return [implementation] if scenario == "forwarding" else []
@@ -128,7 +128,7 @@ class Passing:
         return received
 
     def _site(self, name: str) -> tuple[Database, Address]:
-        """An instance of its own on the server, with its daemon."""
+        """Create a separate instance on the server, and start its daemon."""
         database_name = f"bench_{'forwarded' if self._is_forwarded else 'straight'}_{name}"
         with psycopg.connect(self._url, autocommit=True) as connection:
             connection.execute(sql.SQL("create database {}").format(sql.Identifier(database_name)))

@@ -41,7 +41,7 @@ class FilledSystem(Protocol):
     version: str
 
     def begin(self, messages: int) -> None:
-        """An empty queue."""
+        """Empty the queue."""
 
     def fill_groups(self, messages: int) -> None:
         """Put a number of messages into the queue."""
@@ -56,7 +56,7 @@ class ScaledSystem:
         self._processes: list[SenderProcess] = []
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One for each verb and number of processes."""
+        """Return one implementation for each verb and number of processes."""
         group, _, rest = scenario.partition("-")
         verb, _, many = rest.rpartition("-")
         if group != SCALE:
@@ -105,7 +105,7 @@ def _all_at_once(processes: Sequence[SenderProcess], verb: str, shares: Sequence
 
 @contextmanager
 def _ours(url: str) -> Iterator[Callable[[str, int], None]]:
-    """A process of ours, with a conversation of its own."""
+    """Run in a process of servicebroker, which has a conversation of its own."""
     body = text_body().encode()
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
@@ -127,7 +127,7 @@ def _ours(url: str) -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def _pgmq(url: str) -> Iterator[Callable[[str, int], None]]:
-    """A process that calls pgmq's functions."""
+    """Run in a process that calls pgmq's functions."""
     body = text_body()
     with psycopg.connect(url, autocommit=True) as connection:
 

@@ -81,7 +81,7 @@ class TdsClients:
         self._handles: list[UUID] = []
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One for each scenario of TDS."""
+        """Return one implementation for each scenario of TDS."""
         rpc, waitfor, known = "EXEC by RPC", "WAITFOR (RECEIVE TOP (1000) ...)", "a password that was right before"
         senders = f"{TDS_SENDERS} clients"
         return {
@@ -171,7 +171,7 @@ class SessionInProcess:
         self._handles: list[UUID] = []
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One for the scenarios that are compared."""
+        """Return one implementation for each of the compared scenarios, none for others."""
         return {
             "tds-send": [Implementation("the same EXEC in process", "", self._begin, self._send)],
             "tds-receive": [Implementation("the same statement in process", "", self._fill, self._receive)],

@@ -112,7 +112,7 @@ class Sending:
         """Close nothing: the instance belongs to who opened it."""
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One, in the scenario `tsql-send`."""
+        """Return one implementation for the scenario `tsql-send`, none for others."""
         work = self._in_tsql if self.name == OURS else self._in_python
         return [Implementation(self._label, "", self._empty, work)] if scenario == "tsql-send" else []
 
@@ -162,7 +162,7 @@ class Answering:
         """Close nothing: the instance belongs to who opened it."""
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One, in the scenario `tsql-answer`."""
+        """Return one implementation for the scenario `tsql-answer`, none for others."""
         work = self._in_tsql if self.name == OURS else self._in_python
         return [Implementation(self._label, "", self._ask, work)] if scenario == "tsql-answer" else []
 
@@ -205,7 +205,7 @@ class ShortConversations:
         """Close nothing: the instance belongs to who opened it."""
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One, in the scenarios `tsql-dialog-begin` and `tsql-dialog-answer`."""
+        """Return one implementation for `tsql-dialog-begin` and for `tsql-dialog-answer`, none for others."""
         is_tsql = self.name == OURS
         if scenario == "tsql-dialog-begin":
             begin = self._begin_in_tsql if is_tsql else self._begin_in_python
@@ -267,7 +267,7 @@ class Calling:
         """Close nothing: the instance belongs to who opened it."""
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One, in the scenario `tsql-catalog`."""
+        """Return one implementation for the scenario `tsql-catalog`, none for others."""
         implementation = Implementation(
             "EXEC", f"{self._procedures:,} procedures in the catalog", self._make, self._call
         )
@@ -298,7 +298,7 @@ class Parsing:
         """Do nothing: this system holds no resource."""
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One, in the scenario `tsql-parse`."""
+        """Return one implementation for the scenario `tsql-parse`, none for others."""
         implementation = Implementation(
             "batches, parse", f"a message is {MESSAGE_BYTES:,} bytes of a script", lambda messages: None, self._parse
         )

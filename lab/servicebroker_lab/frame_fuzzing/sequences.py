@@ -145,7 +145,7 @@ class Sequence:
         return Acknowledgement(draw.choice(NUMBERS), ranges, parts, draw.choice((None, draw.randbytes(8))))
 
     def _change_fields(self, header: Header) -> Header:
-        """The header with one or two fields drawn anew, all of them of their type."""
+        """Return the header with new random values of the right types in one or two fields."""
         draw = self._draw
         number: Callable[[], int] = lambda: draw.choice(NUMBERS)  # noqa: E731
         address = f"tcp://host{draw.randrange(1_000)}:4022/x"

@@ -19,7 +19,7 @@ MOST_DEPTH = 12  # of a body; a schema within itself ends there
 
 
 def make(draw: random.Random) -> tuple[dict[str, Any], bytes]:
-    """Options of the decoder, and a valid body."""
+    """Return options of the decoder, and a valid body."""
     names: dict[str, Any] = {}
     schema = _record(draw, names, 3)
     return {"schema": json.dumps(schema).encode()}, _body(schema, names, draw, 0)

@@ -18,7 +18,7 @@ MOST_REPEATING = 3  # levels in which fields are there several times
 
 
 def make(draw: random.Random) -> tuple[dict[str, Any], bytes]:
-    """Options of the decoder, and a valid body."""
+    """Return options of the decoder, and a valid body."""
     files = descriptor_pb2.FileDescriptorSet()
     file = files.file.add(name="f.proto", syntax=draw.choice(("proto2", "proto3")))
     messages = [file.message_type.add(name=f"M{number}") for number in range(draw.randint(1, 3))]

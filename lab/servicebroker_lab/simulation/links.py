@@ -386,5 +386,5 @@ def address_of(index: int) -> Address:
 
 
 def index_of(address: Address) -> int:
-    """The number of the instance that listens there."""
+    """Return the number of the instance that listens at an address."""
     return int(address.host.removeprefix("sim"))

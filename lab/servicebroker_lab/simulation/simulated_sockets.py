@@ -45,7 +45,7 @@ class EventLoop(asyncio.AbstractEventLoop):
 
     @override
     def time(self) -> float:
-        """The time of the run."""
+        """Return the simulated time of the run."""
         return self._loop.now
 
     @override
