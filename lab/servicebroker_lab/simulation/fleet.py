@@ -303,7 +303,7 @@ class Fleet:
     # ---------------------------------------------------------------- how evenly
 
     def _count_choice(self, one: _Journey, chosen: Route) -> None:
-        """Count the instance of the chosen route, if `COPY_COUNT` instances have the service and none is known as dead."""
+        """Count the instance of the chosen route, if four instances have the service and none is known to be dead."""
         homes = sorted(home.broker for home in self._homes[one.service])
         if len(homes) == COPY_COUNT and not one.origin.lost:
             self._choices[homes.index(str(chosen.broker_instance))] += 1

@@ -140,7 +140,7 @@ def test_an_enabled_queue_gets_waiting_messages_during_a_send(pair: Pair) -> Non
 @pytest.mark.feature(138)
 @pytest.mark.parametrize("error", [None, (5, "no more")], ids=["end", "error"])
 def test_no_message_is_sent_to_a_peer_whose_end_waits_beside_a_queue(pair: Pair, error: tuple[int, str] | None) -> None:
-    """Also after a restart of the daemon."""
+    """The relay starts anew after the end has arrived. It still sends the peer no message."""
     handle, message = open_conversation(pair)
     database = pair.east.database
     database.alter_queue(STOCK_QUEUE, status=False)

@@ -400,7 +400,7 @@ def test_a_queue_disabled_by_poison_messages_keeps_its_messages(database: sb.Dat
 @pytest.mark.slow
 @pytest.mark.feature(198)
 def test_concurrent_senders_readers_and_ends(database: sb.Database, seeded_random: random.Random) -> None:
-    """With rollbacks, and RETENTION toggled: no row remains when all conversations have ended."""
+    """Transactions are rolled back and RETENTION is toggled. No row remains when all conversations have ended."""
     tolerate_rollbacks(database)
     done = threading.Event()
     dialogs = [open_dialog(database) for _ in range(6)]

@@ -39,7 +39,7 @@ def test_a_lock_timeout_under_a_verb(database: sb.Database) -> None:
 
 
 def test_pg_stat_activity_shows_the_statement_name(database: sb.Database) -> None:
-    """Of the statements of the library alone: the application's stay as they are."""
+    """Only statements of the library get their name; those of the application stay as they are."""
     handle, _ = open_dialog(database)
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"x")

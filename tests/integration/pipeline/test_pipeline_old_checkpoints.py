@@ -82,7 +82,7 @@ def test_a_start_before_the_acknowledged_offset_is_refused(feed, stream):
 
 @pytest.mark.parametrize("lenient", ["true", "false"])
 def test_an_offset_ahead_of_the_read_messages_deletes_none(feed, stream, lenient):
-    """As after a restored server, or edited by hand: what nobody has read stays in the queue."""
+    """The server was restored, or the offset was edited by hand: unread messages stay in the queue."""
     send_numbers(feed, *range(5))
     reader = stream(failOnDataLoss=lenient)
     start = reader.initialOffset()

@@ -90,7 +90,7 @@ def test_a_part_stands_for_its_rows(feed, reader):
 
 
 def test_a_server_that_is_behind_is_not_read(feed, reader):
-    """As a standby that the URL names too: what it lacks yet would be acknowledged."""
+    """A standby in the URL may lag. The stream would acknowledge messages that the standby does not have yet."""
     feed.dialog(b"a")
     part, *_ = reader.partitions(start := reader.initialOffset(), reader.latestOffset(start, ALL))
     behind = replace(part, window_slice=part.window_slice._replace(hi=part.window_slice.hi + 1_000_000))

@@ -256,7 +256,7 @@ def test_tables_of_iceberg_live_in_a_store(endpoint, pipe, monkeypatch, catalog_
 @pytest.mark.full
 @pytest.mark.spark
 def test_a_run_of_spark_lands_in_tables_of_iceberg(database, lake, endpoint, tmp_path, monkeypatch, catalog_url):
-    """With a catalog that the environment alone names."""
+    """Only the environment names the catalog."""
     feed = Feed(database)
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", catalog_url)
     head = f'[pipeline]\nname = "test"\nwarehouse = "{lake}"\ncheckpoints = "marks"\n'

@@ -50,7 +50,7 @@ def test_event_notifications_of_one_name_on_two_queues(database: sb.Database) ->
 
 
 def test_a_program_of_query_notifications_gets_its_permissions(database: sb.Database) -> None:
-    """As its documentation says; nobody subscribes to results here."""
+    """The permissions are those that the documentation of query notifications names. No program subscribes here."""
     script = """
     CREATE USER Watcher WITHOUT LOGIN
     GRANT CREATE PROCEDURE, CREATE QUEUE, CREATE SERVICE, SUBSCRIBE QUERY NOTIFICATIONS TO Watcher

@@ -450,7 +450,7 @@ def test_a_queue_that_was_switched_off_goes_on_where_it_was(active: sb.Database,
 
 
 def test_a_procedure_has_a_message_within_milliseconds(active: sb.Database, recorder: CallRecorder) -> None:
-    """After the commit of SEND: 10 ms if a reader waits, 100 ms if one must be started; the best of some medians."""
+    """The time after SEND's COMMIT is 10 ms if a reader waits, and 100 ms if one must start. The best median counts."""
     times: list[float] = []
 
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:

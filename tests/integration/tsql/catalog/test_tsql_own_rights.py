@@ -62,7 +62,7 @@ def test_has_perms_by_name_agrees_with_the_grants(
 
 
 def test_has_perms_by_name_agrees_with_the_statement(shop: sb.Database) -> None:
-    """By variables, in a transaction, and beside tables."""
+    """The names are variables; the function runs in a transaction and in a query with tables."""
     output = output_of(
         shop,
         """

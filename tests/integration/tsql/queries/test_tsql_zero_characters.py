@@ -142,7 +142,7 @@ def test_null_is_not_a_character(zeros: sb.Database) -> None:
 
 
 def test_variables_are_compared_here_as_in_postgresql(zeros: sb.Database) -> None:
-    """Both ways to evaluate an expression: IF of simple ones stays in Python, a SELECT does not."""
+    """An expression is evaluated in two ways: a simple IF in Python, and a SELECT in PostgreSQL."""
     script = """
         DECLARE @z char(1) = CHAR(0), @o char(1) = CHAR(1), @e varchar(1) = '', @n int = 0
         IF @z < @o SET @n += 1
