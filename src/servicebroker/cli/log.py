@@ -26,7 +26,7 @@ REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
 MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
 # of the lines of one peer in one interval. A peer is seen as host, as owner and as neither; with the counts of what was
 # left out that stays below 1 MB an hour.
-MAX_SOURCE_BYTES = 3_500
+MAX_SOURCE_BYTES = 2_500
 MAX_KINDS = 500  # counted separately in one interval: bounds memory
 BROKER_LOG = "servicebroker.broker"  # the logger of broker/journal.py, whose records peers cause
 PEER_LOGS = (BROKER_LOG, "servicebroker.tds")  # their records with fields are caused by peers
