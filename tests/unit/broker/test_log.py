@@ -135,7 +135,12 @@ def test_in_json_every_line_is_an_object(captured_log: io.StringIO) -> None:
     assert document[5]["message"].splitlines()[0] == "Traceback"
 
 
-def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(captured_log: io.StringIO) -> None:
+def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(
+    captured_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 60)
+    (repeats,) = logging.getLogger().handlers[0].filters
+    assert isinstance(repeats, process_log.Repeats)
     pair = Elsewhere(Address("a", 1), Address("b", 1))
     seconds = itertools.count()
     mirrors = Mirrors(NoLinks(), lambda: float(next(seconds)))
@@ -146,7 +151,8 @@ def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(capture
         mirrors.heard(Address("a", 1), RoleReport(Role.IN_DOUBT, "c", timeline))
         mirrors.heard(Address("b", 1), RoleReport(Role.MIRROR, "c", 1))
     assert 2 <= len(lines(captured_log)) <= process_log.MAX_DIFFERENT_LINES
-    eventually(lambda: "Mirrored Route: " in captured_log.getvalue())
+    repeats.report_left_out()
+    assert "Mirrored Route: " in captured_log.getvalue()
 
 
 class NoLinks:
