@@ -189,7 +189,7 @@ _TRACE = Group(
             "SHOWPLAN_ALL_FOR_QUERY_COMPILE SHOWPLAN_XML SHOWPLAN_XML_FOR_QUERY_COMPILE "
             "SHOWPLAN_XML_STATISTICS_PROFILE PLAN_GUIDE_SUCCESSFUL PLAN_GUIDE_UNSUCCESSFUL",
         ),
-        _trace("QUERY_NOTIFICATIONS", "QN_DYNAMICS QN_PARAMETER_TABLE QN_SUBSCRIPTION QN_TEMPLATE"),
+        _trace("QUERY_NOTIFICATIONS", "QN__DYNAMICS QN__PARAMETER_TABLE QN__SUBSCRIPTION QN__TEMPLATE"),
         _trace(
             "SECURITY_AUDIT",
             "AUDIT_ADD_DB_USER_EVENT AUDIT_ADD_LINKED_SERVER AUDIT_ADD_LOGIN_TO_SERVER_ROLE_EVENT "
@@ -220,6 +220,8 @@ _GROUPS = {group.name: tuple(group.events()) for root in (_DDL, _TRACE) for grou
 _SERVER_LEVEL = frozenset(_OF_THE_SERVER.events())
 RAISED_BY_NOTHING = frozenset(_TRACE.events())  # raised neither by a statement nor by a broker
 EVENTS = frozenset({*ON_QUEUE, *_DDL.events(), *RAISED_BY_NOTHING})
+# names in SQL Server's documentation, which writes one underscore where its catalog has two
+_DOCUMENTED_NAMES = {name.replace("__", "_"): name for name in EVENTS if "__" in name}
 
 
 def parents() -> Iterator[tuple[str, str]]:
@@ -248,7 +250,7 @@ def events_of(named: Iterable[str], scope: str) -> Sequence[str]:
     """
     types: dict[str, None] = {}
     for given_name in named:
-        name = given_name.upper()
+        name = _DOCUMENTED_NAMES.get(given_name.upper(), given_name.upper())
         if name not in EVENTS and name not in _GROUPS:
             raise BrokerError(1084, given_name)
         events = _GROUPS.get(name, (name,))

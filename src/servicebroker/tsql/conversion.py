@@ -276,9 +276,9 @@ def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
     low, high = number_bounds.WHOLE[target.name]
     if isinstance(value, str):
         text = value.strip()
-        if not re.fullmatch(r"[-+]?\d*", text) or text in ("-", "+"):
+        if not re.fullmatch(r"[-+]?\d*", text):
             raise _conversion_failed(value, source, target)
-        number = int(text[:60] or "0")
+        number = 0 if text in ("", "-", "+") else int(text[:60])
     elif isinstance(value, bytes | bytearray | memoryview):
         size = _INTEGER_SIZES_BYTES[target.name]
         number = int.from_bytes(bytes(value)[-size:].rjust(size, b"\0"), "big", signed=size > 1)
@@ -322,7 +322,7 @@ def _to_bit(value: object, source: SqlType | None, target: SqlType) -> int:
         text = value.strip().upper()
         if text in ("TRUE", "FALSE"):
             return int(text == "TRUE")
-        if not re.fullmatch(r"[-+]?\d*", text) or text in ("-", "+"):
+        if not re.fullmatch(r"[-+]?\d*", text):
             raise _conversion_failed(value, source, target)
         return int(_to_integer(value, source, SqlType("int")) != 0)
     if isinstance(value, int | float | Decimal):
@@ -344,7 +344,7 @@ def _to_decimal(value: object, source: SqlType | None, target: SqlType) -> Decim
 
 _DECIMAL_TEXT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 _FLOAT_TEXT = re.compile(rf"{_DECIMAL_TEXT.pattern}([eE][+-]?\d+)?", re.ASCII)
-_MONEY_TEXT = re.compile(r"([+-]?)[$\u20ac\u00a3]?(|\d[\d,]*\.?\d*|\.\d+)", re.ASCII)
+_MONEY_TEXT = re.compile(r"([+-]?)[$\u20ac\u00a3]?([\d,]*\.?\d*)", re.ASCII)
 
 
 def _parse_decimal(value: object, source: SqlType | None, target: SqlType) -> Decimal:
@@ -357,12 +357,13 @@ def _parse_decimal(value: object, source: SqlType | None, target: SqlType) -> De
 def _to_money(value: object, source: SqlType | None, target: SqlType) -> Decimal:
     if isinstance(value, str):
         written = _MONEY_TEXT.fullmatch(value.strip(" "))
-        if written is None or (written[1] and not written[2]):
+        if written is None:
             raise TsqlError(
                 235 if target.name == "money" else 293,
                 f"Cannot convert a char value to {target.name}. The char value has incorrect syntax.",
             )
-        value = written[1] + (written[2].replace(",", "") or "0")
+        digits = written[2].replace(",", "")
+        value = written[1] + digits if digits.strip(".") else "0"
     number = _parse_decimal(value, source, target)
     low, high = number_bounds.MONEY[target.name]
     is_near = (

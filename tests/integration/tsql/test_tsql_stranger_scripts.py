@@ -14,6 +14,7 @@ OBJECTS = """
 CREATE TABLE A (Id int, X int, Txt varchar(5)); CREATE TABLE B (Id int, Y int)
 CREATE TABLE N (Id int IDENTITY, V varchar(5)); INSERT N (V) VALUES ('a')
 INSERT A (Id, X) VALUES (1, 1)
+CREATE TABLE Docs (Doc xml, Memo ntext); INSERT Docs VALUES ('<a/>', 'b')
 GO
 CREATE VIEW Joined AS SELECT A.Id, B.Y FROM A JOIN B ON A.Id = B.Id
 GO
@@ -57,6 +58,27 @@ ERRORS = {
     "SELECT 99999999999999999999999999999999999999 * 10": (8115, "Arithmetic overflow error converting expression"),
     "SELECT EXP(1000)": (8115, "Arithmetic overflow error converting expression to data type float."),
     "SELECT 'a' & 1": (245, "Conversion failed when converting the"),
+    "SELECT DISTINCT Doc FROM Docs": (421, "The xml data type cannot be selected as DISTINCT because"),
+    "SELECT Doc FROM Docs EXCEPT SELECT Doc FROM Docs": (5335, "The data type xml cannot be used as an operand to the"),
+    **dict.fromkeys(
+        (
+            "SELECT 1 FROM Docs a JOIN Docs b ON a.Doc = b.Doc",
+            "SELECT 1 FROM Docs WHERE Doc IN (SELECT Doc FROM Docs)",
+            "SELECT NULLIF(Doc, Doc) FROM Docs",
+            "DECLARE @d xml = '<a/>'; IF @d = @d PRINT 'equal'",
+            "SELECT Doc d FROM Docs ORDER BY d",
+            "SELECT Doc FROM Docs ORDER BY 1",
+            "SELECT COUNT(*) FROM Docs GROUP BY Doc",
+            "SELECT ROW_NUMBER() OVER (PARTITION BY Doc ORDER BY (SELECT 1)) FROM Docs",
+        ),
+        (305, "The XML data type cannot be compared or sorted"),
+    ),
+    "SELECT Memo FROM Docs ORDER BY Memo": (306, "The text, ntext, and image data types cannot be compared or sorted"),
+    "SELECT COUNT(DISTINCT Doc) FROM Docs": (8117, "Operand data type xml is invalid for count operator."),
+    "SELECT MAX(Doc) FROM Docs": (8117, "Operand data type xml is invalid for max operator."),
+    "SELECT SUM(CAST(1 AS bit))": (8117, "Operand data type bit is invalid for sum operator."),
+    "SELECT 1 FROM Docs WHERE Doc LIKE 'a'": (8116, "Argument data type xml is invalid for argument 1 of like"),
+    "CREATE QUEUE Nowhere.Q": (2760, 'The specified schema name "Nowhere" either does not exist'),
     "SELECT 'a' COLLATE No_Such_Collation": (448, "Invalid collation 'No_Such_Collation'."),
     "SELECT 1 + 'abc'": (245, "Conversion failed when converting the varchar value 'abc' to data type int."),
     "SELECT V + 1 FROM N": (245, "Conversion failed when converting the varchar value 'a' to data type int."),
@@ -151,6 +173,18 @@ OUTPUT: dict[str, list[Any]] = {
     "SELECT t, id, x INTO #x FROM OPENXML(@h, '/r/c[@n]', 3) WITH (t varchar(9), id int, x xml 't') SELECT * FROM #x "
     "EXEC sp_xml_removedocument @h": [[(7, "x"), (8, None)], [("T", 7)], [(2, 7), (1, 7)], [("T", 7, "<t>T</t>")]],
     "SELECT $IDENTITY FROM N": [[(1,)]],
+    "BEGIN TRAN CREATE LOGIN Later WITH PASSWORD = 'aB1!cdefgh' ROLLBACK SELECT COUNT(*) FROM sys.server_principals "
+    "WHERE name = 'Later'; CREATE LOGIN Later WITH PASSWORD = 'aB1!cdefgh'; BEGIN TRAN DROP LOGIN Later ROLLBACK "
+    "SELECT COUNT(*) FROM sys.server_principals WHERE name = 'Later'; BEGIN TRAN DROP LOGIN Later COMMIT "
+    "SELECT COUNT(*) FROM sys.server_principals WHERE name = 'Later'": [[(0,)], [(1,)], [(0,)]],
+    "SELECT CAST('-' AS int), CAST('+ ' AS tinyint), CAST('-' AS bit), CAST('-.' AS money), CAST('$' AS smallmoney), "
+    "TRY_CAST('-' AS decimal(5, 2)), TRY_CAST('.' AS float)": [[(0, 0, 0, 0, 0, None, None)]],
+    "DECLARE @s varchar(9) = '-', @i int, @m money; SET @i = @s; SET @m = @s; SELECT @i, @m": [[(0, 0)]],
+    "SELECT Doc FROM Docs UNION ALL SELECT Doc FROM Docs": [[("<a/>",), ("<a/>",)]],
+    "SELECT COUNT(Doc) FROM Docs WHERE Doc IS NOT NULL": [[(1,)]],
+    "SELECT DISTINCT resource_database_id - DB_ID() FROM sys.dm_tran_locks WHERE resource_type = 'OBJECT' "
+    "AND request_session_id = @@SPID AND resource_database_id <> 0": [[]],
+    f"DECLARE @s varchar(max); SET @s = {' + '.join(['CAST(1 AS varchar(9))'] * 600)}; SELECT LEN(@s)": [[(600,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_objects) t": [[(1000,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_columns) t": [[(1000,)]],
     "SELECT COUNT(*) FROM sys.objects WHERE is_ms_shipped = 0 AND type = 'FN'": [[(1,)]],

@@ -92,6 +92,7 @@ def test_a_fault_in_one_file_does_not_stop_the_others(tmp_path: Path, monkeypatc
         "DBCC INPUTBUFFER (1e999)",
         "CREATE FUN\nCREATE TABLE t (a INT) x (HEAP)\nALTER FULLTEXT CATALOG c REBUILD $1 ACCENT_SENSITIVITY = OFF",
         "\0",
+        "CREATE SCHEMA [a\0b]",
         "SELECT '\ud800'",
     ],
 )

@@ -48,3 +48,15 @@ def test_elements_of_a_table_that_are_missing(elements: str) -> None:
 
 def test_a_trailing_comma_of_a_table_is_allowed() -> None:
     assert [finding.verdict for finding in check("CREATE TABLE Sales (a INT,)")] == [RUNS]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "DECLARE @i int; SET @i = dbo.Plus(1, default)",
+        "SELECT dbo.Plus(DEFAULT, DEFAULT)",
+        f"DECLARE @s varchar(max); SET @s = {' + '.join(['CAST(1 AS varchar(9))'] * 2000)}",
+    ],
+)
+def test_scripts_that_run(script: str) -> None:
+    assert {finding.verdict for finding in check(script)} == {RUNS}

@@ -311,10 +311,12 @@ select case l.locktype when 'relation' then 'OBJECT' when 'tuple' then 'RID' whe
                    when 'ShareUpdateExclusiveLock' then 'U' when 'ShareRowExclusiveLock' then 'SIX' when 'ExclusiveLock' then 'X'
                    when 'AccessExclusiveLock' then 'Sch-M' else l.mode end as request_mode,
        case when l.granted then 'GRANT' else 'WAIT' end as request_status,
-       ''::text as resource_subtype, (select sys.shown_database_id(s.database_id, s.broker_database)
-          from pg_class c join pg_namespace m on m.oid = c.relnamespace join tsql.every_schema s on s.postgres_schema = m.nspname
-         where c.oid = l.relation limit 1) as resource_database_id, ''::text as resource_description, 0 as resource_lock_partition,
+       ''::text as resource_subtype, coalesce(place.id, 0) as resource_database_id, ''::text as resource_description, 0 as resource_lock_partition,
        'LOCK'::text as request_type, 1::smallint as request_reference_count, 0 as request_lifetime, 0 as request_exec_context_id, 0 as request_request_id,
        case l.locktype when 'advisory' then 'SESSION' else 'TRANSACTION' end as request_owner_type
   from pg_locks l left join tsql.session_numbers n using (pid)
- where l.database = (select d.oid from pg_database d where d.datname = current_database()) or l.locktype = 'transactionid';
+  left join lateral (select sys.shown_database_id(s.database_id, s.broker_database) as id
+                       from pg_class c join pg_namespace m on m.oid = c.relnamespace join tsql.every_schema s on s.postgres_schema = m.nspname
+                      where c.oid = l.relation and c.relkind not in ('i', 'I') limit 1) place on true
+ where (l.database = (select d.oid from pg_database d where d.datname = current_database()) or l.locktype = 'transactionid')
+   and (l.relation is null or place.id is not null);

@@ -258,7 +258,7 @@ language plpgsql immutable strict parallel safe as $$
 declare
     said text := btrim(value, E' \t\r\n');
 begin
-    if said = '' then return 0; end if;
+    if said in ('', '-', '+') then return 0; end if;
     if said !~ '^[+-]?\d+$' then
         perform tsql.refuse(245, format('Conversion failed when converting the %s value ''%s'' to data type %s.', source, left(value, 200), type));
     end if;
@@ -313,8 +313,8 @@ create or replace function tsql.money_written(value text, type text) returns num
 declare
     said text := regexp_replace(btrim(value), '^([+-]?)[$€£]', '\1');
 begin
-    if said = '' then return 0; end if;
-    if said !~ '^[+-]?(\d[\d,]*\.?\d*|\.\d+)$' then
+    if said ~ '^[+-]?,*\.?$' then return 0; end if;  -- signs without a digit
+    if said !~ '^[+-]?[\d,]*\.?\d*$' then
         perform tsql.refuse(case type when 'money' then 235 else 293 end,
                             format('Cannot convert a char value to %s. The char value has incorrect syntax.', type));
     end if;

@@ -131,6 +131,10 @@ return case
     when style = 127 then replace(tsql.scaled_text(moment at time zone 'UTC', scale), ' ', 'T') || 'Z'
     when style in (0, 9, 13, 20, 100, 109, 113, 120) then tsql.moment_text(tsql.own_clock(moment, minutes), style) || ' ' || tsql.offset_text(minutes)
     else tsql.moment_text(tsql.own_clock(moment, minutes), style) end;
+-- A datetimeoffset in FOR XML and FOR JSON.
+create or replace function tsql.document_moment(moment timestamptz, scale integer, minutes integer) returns text
+language sql immutable strict parallel safe
+return tsql.scaled_style(tsql.own_clock(moment, minutes), scale, 126) || case minutes when 0 then 'Z' else tsql.offset_text(minutes) end;
 -- The text that the session reads as one datetimeoffset: the instant first, so that it sorts, then the offset.
 create or replace function tsql.with_offset(moment timestamptz, minutes integer) returns text language sql immutable strict parallel safe
 return to_char(moment at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') || ' ' || minutes;

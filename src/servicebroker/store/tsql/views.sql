@@ -570,7 +570,8 @@ select d.database_id, kind.file_id, kind.type, kind.type_desc, coalesce(system.n
        system(name, names, files) on system.name = lower(d.name);
 create or replace view tsql.dm_os_waiting_tasks with (security_invoker = true) as
 select r.session_id::smallint as session_id, r.wait_time::bigint as wait_duration_ms, r.wait_type, nullif(r.blocking_session_id, 0)::smallint as blocking_session_id,
-       null::text as resource_description
+       null::text as resource_description, null::bytea as waiting_task_address, 0 as exec_context_id, null::bytea as resource_address,
+       null::bytea as blocking_task_address, null::integer as blocking_exec_context_id
   from tsql.dm_exec_requests r where r.wait_type is not null;
 create or replace view tsql.dm_db_file_space_usage with (security_invoker = true) as
 select f.file_id::smallint as file_id, size.pages as total_page_count, size.pages as allocated_extent_page_count, 0::bigint as unallocated_extent_page_count,

@@ -520,7 +520,7 @@ return case when said ~ tsql.xml_illegal() then tsql.xml_refuse_character(said) 
 create or replace function tsql.xml_text(said text) returns text language sql immutable parallel safe return said;
 create or replace function tsql.xml_text(bytes bytea) returns text language sql immutable parallel safe return replace(encode(bytes, 'base64'), E'\n', '');
 create or replace function tsql.xml_text(moment timestamp) returns text language sql immutable parallel safe return tsql.moment_text(moment, 126);
-create or replace function tsql.xml_text(moment timestamptz) returns text language sql immutable parallel safe return tsql.moment_text(moment at time zone 'UTC', 126);
+create or replace function tsql.xml_text(moment timestamptz) returns text language sql immutable parallel safe return tsql.moment_text(moment at time zone 'UTC', 126) || 'Z';
 do $$
 declare
     of text;

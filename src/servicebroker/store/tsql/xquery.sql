@@ -52,6 +52,14 @@ begin
     end loop;
 end $$;
 
+-- The place of the only node of a sequence in its document, null for an empty one.
+create or replace function tsql.xq_node_number(items jsonb) returns integer language plpgsql immutable strict parallel safe as $$
+begin
+    if jsonb_array_length(items) > 1 or jsonb_typeof(items -> 0) <> 'object' then
+        perform tsql.refuse(2389, 'XQuery: A comparison of nodes by their place requires a singleton node (or empty sequence), and no attribute.');
+    end if;
+    return (items -> 0 ->> '#')::integer;
+end $$;
 -- The document of a node with a chain of parents.
 create or replace function tsql.xml_document_of(node jsonb) returns jsonb language plpgsql immutable strict parallel safe as $$
 begin

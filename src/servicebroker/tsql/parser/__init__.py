@@ -43,7 +43,7 @@ from servicebroker.tsql.syntax import (
     Statement,
     Unsupported,
 )
-from servicebroker.tsql.tokens import STRING, Tokens, tokenize
+from servicebroker.tsql.tokens import QUOTED, STRING, Tokens, tokenize
 
 
 def parse(tokens: Tokens, parameters: Collection[str] | None = None) -> tuple[Statement, ...]:
@@ -56,12 +56,26 @@ def parse(tokens: Tokens, parameters: Collection[str] | None = None) -> tuple[St
         TsqlError: 102 and others of level 15 the syntax is wrong; 137 and 1087 a variable is not declared before its
             use; 40515 a construct is not supported.
     """
+    _check_names(tokens)
     parser = Parser(tokens)
     parser.accepts_missing_semicolons = parameters is None
     statements = parser.body()
     if parameters is not None:
         check_variables(tokens, parser.declared, parser.arguments, parameters)
     return statements
+
+
+def _check_names(tokens: Tokens) -> None:
+    """Refuse names with the character U+0000, which PostgreSQL cannot store.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    if "\0" not in tokens.source[tokens.starts[0] : tokens.ends[-1]]:
+        return
+    for index, kind in enumerate(tokens.kinds):
+        if kind == QUOTED and "\0" in tokens.text(index):
+            raise unsupported("A name with the character U+0000", "Choose another name.", tokens.line(index))
 
 
 def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | TsqlError]]:

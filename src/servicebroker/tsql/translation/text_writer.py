@@ -125,6 +125,7 @@ class Writer:
     uses: dict[Use, None] = field(default_factory=dict)  # uses of tables and functions
     default_column: str = ""  # the column whose DEFAULT is being written
     sends_offsets: bool = True  # False in UNION and OUTPUT, whose columns have PostgreSQL's types
+    writes_document: bool = False  # the next SELECT is that of FOR XML or FOR JSON, whose datetimeoffsets are text
     output_table: str = ""  # quoted PostgreSQL name of the table whose OUTPUT returns rows to the caller
     output_name: str = ""  # its name in the statement
     next_values: int = 0  # number of NEXT VALUE FOR in the row being written
@@ -504,14 +505,20 @@ def write_value(writer: Writer, node: exp.Expression) -> Sql:
         keys = writer.group_keys
         with writer.ungrouped() if keys and isinstance(node, exp.AggFunc) else nullcontext():
             written: Sql = handler(writer, node)
-        if writer.has_collations and written.kind == "string" and written.collation is None:
-            written = written._replace(collation=_inherited_collation(writer, node))
-        return written._replace(text=keys[written.text]) if written.text in keys else written
+        return finish_value(writer, node, written)
     if (_PREDICATE_ROLE, type(node)) in NODE_WRITERS:
         raise TsqlError(
             102, f"Incorrect syntax near '{operator_of(node)}'. A condition is no value: use CASE WHEN or IIF."
         )
     raise node_not_supported(node)
+
+
+def finish_value(writer: Writer, node: exp.Expression, written: Sql) -> Sql:
+    """Return a written value with the collation of its node. A value of GROUP BY becomes that of the group."""
+    if writer.has_collations and written.kind == "string" and written.collation is None:
+        written = written._replace(collation=_inherited_collation(writer, node))
+    keys = writer.group_keys
+    return written._replace(text=keys[written.text]) if written.text in keys else written
 
 
 def _inherited_collation(writer: Writer, node: exp.Expression) -> Collation | None:

@@ -41,6 +41,10 @@ QUERIES: dict[str, list[tuple[Any, ...]]] = {
     "SELECT Kind, (SELECT COUNT(*) FROM Items i WHERE i.Kind = Items.Kind) FROM Items GROUP BY Kind ORDER BY 1": [
         ("FRUIT", 3), ("Veg", 1)],
     "SELECT COUNT(DISTINCT Kind), MIN(Name), MAX(Name) FROM Items": [(2, "apple", "date")],
+    "SELECT DISTINCT MIN(Name) OVER (PARTITION BY Kind), MAX(Name) OVER (PARTITION BY Kind) FROM Items ORDER BY 1": [
+        ("apple", "date"), ("Carrot", "Carrot")],
+    "SELECT MAX(Name) OVER (ORDER BY Name), MIN(Name) OVER (ORDER BY Name DESC) FROM Items ORDER BY Id": [
+        ("apple", "apple"), ("Banana", "Banana"), ("Carrot", "Carrot"), ("date", "date")],
     "SELECT DISTINCT UPPER(Kind) k FROM Items ORDER BY k DESC": [("VEG",), ("FRUIT",)],
     "SELECT DISTINCT TOP 1 LEN(Kind), LOWER(Kind) FROM Items ORDER BY LOWER(Kind) DESC": [(3, "veg")],
     "SELECT LOWER(Kind) k FROM Items UNION SELECT 'VEG' ORDER BY k": [("fruit",), ("veg",)],

@@ -44,6 +44,12 @@ OFFSETS: dict[str, Any] = {
     f"FORMAT({NOON}, 'yyyy-MM-ddTHH:mm:sszzz')": "2024-02-03T12:00:00+05:30",
     f"FORMAT(SWITCHOFFSET({NOON}, -60), 'HH zz z ''zK'' K', 'en-US')": "05 -01 -1 zK -01:00",
     f"FORMAT({NOON}, 'o')": "2024-02-03T12:00:00.0000000+05:30",
+    f"(SELECT {NOON} AS a FOR XML PATH(''))": "<a>2024-02-03T12:00:00+05:30</a>",
+    f"(SELECT SWITCHOFFSET({NOON}, 0) AS a, CAST(NULL AS datetimeoffset) AS b FOR XML RAW)": (
+        '<row a="2024-02-03T06:30:00Z"/>'
+    ),
+    f"(SELECT * FROM (SELECT CAST({NOON} AS datetimeoffset(1)) a) s FOR JSON PATH)": '[{"a":"2024-02-03T06:30:00Z"}]',
+    f"(SELECT DATEADD(ms, 500, {NOON}) AS a FOR JSON PATH)": '[{"a":"2024-02-03T12:00:00.5000000+05:30"}]',
     f"DAY(SWITCHOFFSET({NOON}, '-08:00'))": 2,
     f"CAST('2024-07-01 12:00' AS datetime2(0)) AT TIME ZONE {ZONE}": local_time("2024-07-01 12:00", 2),
     f"CAST('2024-01-01 12:00' AS datetime) AT TIME ZONE {ZONE}": local_time("2024-01-01 12:00", 1),

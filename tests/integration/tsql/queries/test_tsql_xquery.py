@@ -98,6 +98,9 @@ def test_a_value_is_computed(db: sb.Database, text: str, type_name: str, expecte
         ("//sal[. > 6]/..", '<emp id="11"><sal>7</sal></emp><emp id="12"><sal>9</sal></emp>'),
         ('declare namespace p="urn:p"; <p:y>{string((//@n)[1])}</p:y>', '<p:y xmlns:p="urn:p">A</p:y>'),
         ("let $a := //sal return $a[2]", "<sal>7</sal>"),
+        ("//emp[. << (//emp[sal = 9])[1]]/sal", "<sal>5</sal><sal>7</sal>"),
+        ("for $e in //emp where $e >> (//sal)[1] return data($e/@id)", "11 12"),
+        ("count(//sal[.. is (//emp)[2]]), (//emp)[1] is (//dept/*)[1], //nothing is /root", "1 true false"),
     ],
 )  # fmt: skip
 def test_a_query_makes_xml(db: sb.Database, text: str, expected: str) -> None:

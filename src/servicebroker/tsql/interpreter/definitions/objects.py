@@ -12,7 +12,7 @@ from servicebroker.engine.security.principals import find_owning_login
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import SERVER, events_of
 from servicebroker.operations.operation import Operation, statement_of
-from servicebroker.store.running import execute
+from servicebroker.store.running import execute, fetch
 from servicebroker.tsql.collations import DEFAULT_COLLATION
 from servicebroker.tsql.context import SessionDatabase, database_of, refuse_in_transaction
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
@@ -85,7 +85,7 @@ for _operation in (
     *(operations.CreateMessageType, operations.AlterMessageType, operations.DropMessageType),
     *(operations.CreateXmlSchemaCollection, operations.AlterXmlSchemaCollection, operations.DropXmlSchemaCollection),
     *(operations.CreateContract, operations.DropContract),
-    *(operations.CreateQueue, operations.AlterQueue, operations.DropQueue),
+    *(operations.AlterQueue, operations.DropQueue),
     *(operations.CreateService, operations.AlterService, operations.DropService),
     *(operations.CreateBrokerPriority, operations.AlterBrokerPriority, operations.DropBrokerPriority),
     *(operations.CreateRemoteServiceBinding, operations.AlterRemoteServiceBinding, operations.DropRemoteServiceBinding),
@@ -121,6 +121,32 @@ def run_drop(statement: Definition, drop_object: Callable[[], object]) -> None:
         if not statement.if_exists or error.number not in (15151, 911, 3701):
             raise
         raise NothingToDrop from None
+
+
+@defines("CREATE", "QUEUE")
+def _create_queue(machine: Machine, statement: Definition) -> None:
+    """Run CREATE QUEUE.
+
+    Raises:
+        BrokerError: 2760 there is no such schema.
+    """
+    database, schema = database_of(machine, statement.name), statement.name.schema
+    if schema.lower() not in ("", "dbo") and not _has_schema(machine, database, schema):
+        raise BrokerError(2760, schema)
+    database.run(bind_operation(machine, statement, operations.CreateQueue))
+
+
+def _has_schema(machine: Machine, database: SessionDatabase, schema: str) -> bool:
+    """Check whether a schema was created, or holds queues that a client of another language has made."""
+    return bool(
+        fetch(
+            machine.connection,
+            "objects.has_schema",
+            "select from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) union all "
+            "select from servicebroker.queues where database_id = $1 and lower(schema_name) = lower($2) limit 1",
+            (database.database_id, schema),
+        )
+    )
 
 
 # ---------------------------------------------------------------- event notifications

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
 from servicebroker import operations
+from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.security.authorization import authorize, authorize_on_login, user_named
-from servicebroker.engine.security.logins import switch_login
+from servicebroker.engine.security.logins import (
+    create_login,
+    demand_administrator,
+    drop_login,
+    set_permission,
+    switch_login,
+)
 from servicebroker.engine.security.tsql_objects import create_schema, find_schema_to_drop, forget_schema
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED, Kind
+from servicebroker.operations.operation import Definition as Operation
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
-from servicebroker.tsql.context import MASTER, refuse_in_transaction
+from servicebroker.store.statements import Steps
+from servicebroker.tsql.context import MASTER
 from servicebroker.tsql.interpreter.definitions.authorization import check_authorization, report_ignored_owner
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_permission_event
@@ -57,9 +67,8 @@ def _create_login(machine: Machine, statement: Definition) -> None:
 
     A login with a password lets clients of SQL Server in. FROM WINDOWS it names a peer of the network.
     """
-    refuse_in_transaction(machine, "CREATE LOGIN")
     machine.context.require("CREATE LOGIN")
-    machine.instance.run(bind_operation(machine, statement, operations.CreateLogin))
+    _run_on_server(machine, bind_operation(machine, statement, operations.CreateLogin), create_login)
     _set_password(machine, statement)
 
 
@@ -107,9 +116,27 @@ def _check_no_rename(statement: Definition) -> None:
 
 @defines("DROP", "LOGIN")
 def _drop_login(machine: Machine, statement: Definition) -> None:
-    refuse_in_transaction(machine, "DROP LOGIN")
     machine.context.require("DROP LOGIN", "login", statement.name.object)
-    run_drop(statement, lambda: machine.instance.run(operations.DropLogin(statement.name.object)))
+    operation = operations.DropLogin(statement.name.object)
+    run_drop(statement, lambda: _run_on_server(machine, operation, drop_login))
+
+
+_Server = TypeVar("_Server", bound=Operation[None])
+
+
+def _run_on_server(machine: Machine, operation: _Server, steps_of: Callable[[_Server, datetime], Steps[None]]) -> None:
+    """Run a definition of the instance, within the open transaction if there is one."""
+    if not machine.transactions.count:
+        machine.instance.run(operation)
+        return
+
+    def steps() -> Steps[None]:
+        yield from demand_administrator()
+        yield lock_catalog()
+        yield from steps_of(operation, machine.instance.clock())
+
+    with machine.context.database.transaction():
+        machine.context.ask(steps())
 
 
 @defines("CREATE", "USER")
@@ -257,7 +284,6 @@ def _run_on_instance(machine: Machine, statement: Permission) -> None:
         machine.context.require("PERMISSIONS OF THE INSTANCE")
     else:
         machine.context.ask(authorize_on_login(machine.context.server_login, "PERMISSIONS ON A LOGIN", name))
-    refuse_in_transaction(machine, f"{statement.keyword} on the instance")
     operation = {
         "GRANT": operations.GrantOnInstance,
         "DENY": operations.DenyOnInstance,
@@ -265,7 +291,7 @@ def _run_on_instance(machine: Machine, statement: Permission) -> None:
     }[statement.keyword]
     for permission in statement.permissions:
         for principal in statement.principals:
-            machine.instance.run(operation(permission, principal.strip("[]"), login=name))
+            _run_on_server(machine, operation(permission, principal.strip("[]"), login=name), set_permission)
 
 
 def _run_on_object(machine: Machine, statement: Permission) -> None:

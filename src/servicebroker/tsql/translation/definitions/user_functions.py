@@ -133,6 +133,10 @@ def _find_function(writer: Writer, name: str, written_name: str, number: int = 4
     return function
 
 
+def _is_default(argument: exp.Expression) -> bool:
+    return isinstance(argument, exp.Column) and not argument.table and argument.name.upper() == "DEFAULT"
+
+
 def _write_call(
     writer: Writer, name: str, written_name: str, function: UserFunction | None, arguments: list[exp.Expression]
 ) -> str:
@@ -142,7 +146,8 @@ def _write_call(
         TsqlError: 313 an argument or a default is missing, 8144 there are too many arguments.
     """
     if function is None:
-        return f"{name}({', '.join(typed_text(write_value(writer, argument)) for argument in arguments)})"
+        values = [argument for argument in arguments if not _is_default(argument)]
+        return f"{name}({', '.join(typed_text(write_value(writer, argument)) for argument in values)})"
     if len(arguments) < len(function.parameters):
         raise TsqlError(
             313, f"An insufficient number of arguments were supplied for the procedure or function {written_name}."
@@ -151,7 +156,7 @@ def _write_call(
         raise TsqlError(8144, f"Procedure or function {written_name} has too many arguments specified.", state=2)
     texts = []
     for argument, sql_type, default in zip(arguments, function.parameters, function.defaults, strict=True):
-        if isinstance(argument, exp.Column) and not argument.table and argument.name.upper() == "DEFAULT":
+        if _is_default(argument):
             if default is None:
                 raise TsqlError(
                     313,

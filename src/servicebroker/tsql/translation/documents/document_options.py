@@ -62,6 +62,7 @@ def translate_rows(writer: Writer, node: exp.Expression) -> DocumentRows:
     """
     query = node.copy()
     query.set("for_", None)
+    writer.writes_document = True
     translated = write_query(writer, query)
     if translated.outputs is None:
         raise UnknownColumns("A star in a query with FOR XML or FOR JSON")

@@ -11,7 +11,7 @@ from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.documents.document_options import read_options, translate_rows
 from servicebroker.tsql.translation.queries.results import Output
 from servicebroker.tsql.translation.text_writer import Writer, quote_string
-from servicebroker.tsql.translation.values.casts import scaled_text
+from servicebroker.tsql.translation.values.casts import document_moment, scaled_text
 from servicebroker.tsql.types import NVARCHAR, XML, SqlType
 
 _OPTIONS = frozenset(
@@ -219,6 +219,8 @@ def _write_content(members: list[Member], nil: bool) -> str:
 def _value_text(field: str, output: Output) -> str:
     if output.type is not None and output.type.name in ("datetime2", "time"):
         field = scaled_text(field, output.type, "126")
+    if output.type is not None and output.type.name == "datetimeoffset":
+        return document_moment(field, output.type)
     return f"tsql.xml_text({field})"
 
 

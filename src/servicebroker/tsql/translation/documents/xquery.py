@@ -21,6 +21,7 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     CHILD,
     COMPARISONS,
     NODE,
+    NODE_COMPARISONS,
     PARENT,
     SELF,
     Binary,
@@ -43,6 +44,7 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     VariableReference,
 )
 from servicebroker.tsql.translation.text_writer import (
+    NeedsParents,
     Sql,
     Writer,
     not_supported,
@@ -53,7 +55,7 @@ from servicebroker.tsql.translation.text_writer import (
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 EMPTY_SEQUENCE = "'[]'::jsonb"
-_SIGNS = frozenset(COMPARISONS.values())
+_SIGNS = frozenset({*COMPARISONS.values(), *NODE_COMPARISONS})
 _AGGREGATES = ("sum", "avg", "min", "max")
 _ROUNDED = ("ceiling", "floor", "round", "abs")
 _NAMES = ("local-name", "namespace-uri")
@@ -181,6 +183,9 @@ class Compiler:
         match expression:
             case Binary("or" | "and" as word, left, right):
                 return f"({self.condition(left, within)} {word.upper()} {self.condition(right, within)})"
+            case Binary(sign, left, right) if sign in NODE_COMPARISONS:
+                numbers = [f"tsql.xq_node_number({self._nodes(side, within)})" for side in (left, right)]
+                return f"coalesce({numbers[0]} {NODE_COMPARISONS[sign]} {numbers[1]}, false)"
             case Binary(sign, left, right) if sign in _SIGNS:
                 return f"tsql.xq_compares({self.sequence(left, within)}, '{sign}', {self.sequence(right, within)})"
             case Steps():
@@ -195,6 +200,16 @@ class Compiler:
             case Call(name, arguments) if name in _CONDITIONS:
                 return self._boolean_function(name, arguments, within)
         return f"tsql.xq_true({self.sequence(expression, within)})"
+
+    def _nodes(self, expression: Expression, within: DynamicContext) -> str:
+        """Write a sequence of nodes with their numbers in the document.
+
+        Raises:
+            NeedsParents: nodes have no numbers yet. The translation then starts again.
+        """
+        if not self._writer.has_parent_steps:
+            raise NeedsParents
+        return self.sequence(expression, within)
 
     def _boolean_function(self, name: str, arguments: tuple[Expression, ...], within: DynamicContext) -> str:
         """Write a function that returns a condition: not, empty, exists, contains and others."""

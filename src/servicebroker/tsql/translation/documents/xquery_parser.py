@@ -27,6 +27,7 @@ _AXIS = re.compile(r"(child|descendant-or-self|descendant|attribute|self|parent)
 _OTHER_AXIS = re.compile(r"(ancestor|ancestor-or-self|following|following-sibling|preceding|preceding-sibling)\s*::")
 _SQL_REFERENCE = re.compile(r"sql:(variable|column)\s*\(\s*(?:\"([^\"]*)\"|'([^']*)')\s*\)")
 _COMPARISON = re.compile(r"!=|<=|>=|=|<(?![A-Za-z_/!?])|>|(?:eq|ne|lt|le|gt|ge)(?![\w.:(-])")
+NODE_COMPARISONS = {"<<": "<", ">>": ">", "is": "="}  # each with the comparison of the nodes' numbers
 _NODE_COMPARISON = re.compile(r"<<|>>|is(?![\w.:(-])")
 PROLOG = re.compile(
     r"""\s*declare\s+(?:namespace\s+([\w.-]+)\s*=|default\s+element\s+namespace)\s*(?:"([^"]*)"|'([^']*)')\s*;""",
@@ -347,9 +348,7 @@ class _XQueryReader:
 
     def _comparison(self) -> Expression:
         left = self._sum()
-        if self._match(_NODE_COMPARISON) is not None:
-            raise not_supported("The comparison of nodes by their place in XQuery", USE_TSQL)
-        match = self._match(_COMPARISON)
+        match = self._match(_NODE_COMPARISON) or self._match(_COMPARISON)
         if match is None:
             return left
         return Binary(COMPARISONS.get(match[0], match[0]), left, self._sum())

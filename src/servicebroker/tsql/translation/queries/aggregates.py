@@ -24,6 +24,7 @@ from servicebroker.tsql.translation.text_writer import (
     writes_value,
 )
 from servicebroker.tsql.translation.values.casts import cast_value
+from servicebroker.tsql.translation.values.comparability import check_counted, check_sortable, check_totaled
 from servicebroker.tsql.translation.values.expressions import money_in_bounds
 from servicebroker.tsql.translation.values.functions import SPECIAL, check_count
 from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlType
@@ -47,6 +48,7 @@ def _count(writer: Writer, node: exp.Count) -> Sql:
     if isinstance(node.this, exp.Star):
         return Sql(f"count(*){cast}", sql_type)
     distinct, value = _operand(writer, node.this)
+    check_counted(value, is_distinct=bool(distinct))
     text = folded_text(value) if distinct and writer.groups_ignore_case(value) else typed_text(value)
     return Sql(f"count({distinct}{text}){cast}", sql_type)
 
@@ -58,13 +60,11 @@ def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
     if value.type == VARIANT:
         raise TsqlError(8117, "Operand data type sql_variant is invalid for min and max operator. Use CAST.")
     name = "min" if isinstance(node, exp.Min) else "max"
+    check_totaled(value, name)
     if value.kind == "uniqueidentifier":
         return Sql(f"{name}({value.text}::text)::uuid", value.type)
-    if writer.groups_ignore_case(value) and not isinstance(node.parent, exp.Window):
-        text, down = typed_text(value), "" if name == "min" else " DESC"
-        ordered = f"array_agg({text} ORDER BY {folded_text(value)}{down}, {text}) FILTER (WHERE {text} IS NOT NULL)"
-        return Sql(f"({ordered})[1]", value.type)
-    return Sql(f"{name}({typed_text(value)})", value.type)
+    function = f"tsql.{name}_folded" if writer.groups_ignore_case(value) else name
+    return Sql(f"{function}({typed_text(value)})", value.type)
 
 
 @writes_value(exp.Sum, exp.Avg)
@@ -73,6 +73,7 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
     allow_only(node, "this")
     distinct, value = _operand(writer, node.this)
     name = "sum" if isinstance(node, exp.Sum) else "avg"
+    check_totaled(value, name)
     text = f"{name}({distinct}{value.text})"
     kind = value.type.name if value.type else ""
     if kind in ("tinyint", "smallint", "int", "bit"):
@@ -230,6 +231,7 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     ):
         return "NULL::integer"
     value = write_value(writer, key)
+    check_sortable(value)
     if writer.groups_ignore_case(value):
         return folded_text(value) + down
     if value.type == VARIANT:
@@ -305,6 +307,8 @@ def _definition(writer: Writer, node: exp.Expression, *, is_named: bool = False)
     parts = []
     if node.args.get("partition_by"):
         values = [write_value(writer, item) for item in node.args["partition_by"]]
+        for value in values:
+            check_sortable(value)
         texts = [folded_text(value) if writer.groups_ignore_case(value) else value.text for value in values]
         parts.append("PARTITION BY " + ", ".join(texts))
     if node.args.get("order"):

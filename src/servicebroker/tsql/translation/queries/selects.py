@@ -47,8 +47,10 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
     writes_query,
 )
+from servicebroker.tsql.translation.values.casts import document_moment
+from servicebroker.tsql.translation.values.comparability import check_combined, check_distinct, check_sortable
 from servicebroker.tsql.translation.values.type_precedence import unify_types, union_type
-from servicebroker.tsql.types import INT, SqlType, postgres_type
+from servicebroker.tsql.types import INT, NVARCHAR, SqlType, postgres_type
 
 _SELECT_CLAUSES = (
     "expressions",
@@ -270,6 +272,7 @@ _SET_OPERATORS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Excep
 def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
     """Write UNION, EXCEPT or INTERSECT. Columns of different types are converted."""
     allow_only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_")
+    writer.writes_document = False
     with writer.without_offsets():
         left = translate_query(writer, node.this, outermost=outermost, into=into)
         right = translate_query(writer, node.expression, outermost=False)
@@ -283,6 +286,8 @@ def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: b
             _rename_columns(texts[0], [text for _, text, _ in columns], names),
             _rename_columns(texts[1], [text for _, _, text in columns], names),
         )
+        if node.args.get("distinct"):
+            check_combined(sql_type for sql_type, _, _ in columns)
         outputs = [
             left_output._replace(
                 type=sql_type,
@@ -341,13 +346,14 @@ def _write_select(writer: Writer, node: exp.Select, *, outermost: bool, into: st
         raise TsqlError(156, "Incorrect syntax near the keyword 'INTO'.", severity=15)
     if not node.expressions:
         raise TsqlError(102, "Incorrect syntax near 'SELECT'.", severity=15)
+    in_document, writer.writes_document = writer.writes_document, False
     from_clause = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
     with writer.query(from_clause.sources), group_keys(writer, node, from_clause.sources) as keys:
         with writer.grouped_by(keys):
             outputs = [
                 output
                 for part in node.expressions
-                for output in write_output(writer, part, from_clause, outermost=outermost)
+                for output in write_output(writer, part, from_clause, outermost=outermost, in_document=in_document)
             ]
         assigned, writer.assigned = writer.assigned, {}  # visible in the select list only
         try:
@@ -367,9 +373,8 @@ def _write_text(
     is_distinct, is_folded = node.args.get("distinct") is not None, False
     if is_distinct:
         allow_only(node.args["distinct"])
-        is_folded = _known_outputs(outputs) is not None and any(
-            groups_ignore_case(writer, output) for output in outputs
-        )
+        check_distinct(output.type for output in outputs)
+        is_folded = _known_outputs(outputs) is not None and any(groups_ignore_case(writer, output) for output in outputs)
     parts = ["SELECT DISTINCT" if is_distinct and not is_folded else "SELECT"]
     parts.append(", ".join(output.text for output in outputs))
     locking, from_text = add_row_locks(writer, node, from_clause)
@@ -379,6 +384,7 @@ def _write_text(
         parts.append("WHERE " + write_predicate(writer, node.args["where"].this))
     if node.args.get("group"):
         parts.append(_write_group(writer, node.args["group"]))
+    _check_order(node.args.get("order"), outputs)
     with writer.grouped_by(keys):
         if node.args.get("having"):
             parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
@@ -399,6 +405,24 @@ def _write_text(
         if node.args.get("order") is not None and not is_distinct:
             named |= _folded_names(writer, outputs, named)
         return whole + _write_tail(writer, node, named, whole) + locking
+
+
+def _check_order(order: exp.Expression | None, outputs: list[Output]) -> None:
+    """Require result columns that ORDER BY may sort by, if it names them by number or alias.
+
+    Raises:
+        TsqlError: 305, 306.
+    """
+    numbered: dict[str, Output] = {str(number): output for number, output in enumerate(outputs, 1)}
+    named = {output.name.lower(): output for output in outputs if output.name}
+    for item in order.expressions if order is not None else ():
+        key = item.this
+        is_name = isinstance(key, exp.Column) and not key.table
+        output = named.get(key.name.lower()) if is_name else None
+        if isinstance(key, exp.Literal) and not key.is_string:
+            output = numbered.get(key.name)
+        if output is not None:
+            check_sortable(output.as_sql(""))
 
 
 def _folded_names(writer: Writer, outputs: list[Output], named: dict[str, str]) -> dict[str, str]:
@@ -467,6 +491,7 @@ def _grouping(writer: Writer, node: exp.Expression) -> str:
     if isinstance(node, exp.Paren):
         return f"({_grouping(writer, node.this)})"
     value = write_value(writer, node)
+    check_sortable(value)
     return folded_text(value) if writer.groups_ignore_case(value) else value.text
 
 
@@ -544,8 +569,13 @@ def _row_count(writer: Writer, node: exp.Expression, judge: str) -> str:
     return value.text if value.text.isdigit() else f"tsql.{judge}(({value.text})::bigint)"
 
 
-def write_output(writer: Writer, node: exp.Expression, from_clause: From, *, outermost: bool) -> list[Output]:
-    """Write an item of the select list: a result column, or the columns of a star."""
+def write_output(
+    writer: Writer, node: exp.Expression, from_clause: From, *, outermost: bool, in_document: bool = False
+) -> list[Output]:
+    """Write an item of the select list: a result column, or the columns of a star.
+
+    In the query of a document, a datetimeoffset is text with its offset.
+    """
     if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
         return _expand_star(writer, node, from_clause, outermost=outermost)
     name, inside = output_name(node)
@@ -560,6 +590,8 @@ def write_output(writer: Writer, node: exp.Expression, from_clause: From, *, out
     value = write_value(writer, inside)
     if outermost:
         value = with_offset(writer, value)
+    if in_document and value.offset is not None and value.type is not None:
+        value = Sql(document_moment(value.text, value.type, value.offset()), NVARCHAR)
     text = f"{_result_text(value)} AS {quote_label(name) if outermost else _inner_label(name)}"
     return [
         Output(

@@ -147,6 +147,11 @@ def scaled_text(text: str, sql_type: SqlType, style: str | None) -> str:
     return f"tsql.scaled_text({text}, {scale})" if style is None else f"tsql.scaled_style({text}, {scale}, {style})"
 
 
+def document_moment(text: str, sql_type: SqlType, offset: str = "0") -> str:
+    """Write a datetimeoffset as text in FOR XML and FOR JSON."""
+    return f"tsql.document_moment({text}, {7 if sql_type.scale is None else sql_type.scale}, {offset})"
+
+
 def constant_moment(value: Sql, to: SqlType) -> str | None:
     """Write a date in a quoted text as a constant, which computed columns and filtered indexes may contain.
 

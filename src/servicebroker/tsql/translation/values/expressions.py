@@ -15,6 +15,7 @@ from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
     allow_only,
+    finish_value,
     folded_text,
     is_predicate,
     node_not_supported,
@@ -29,6 +30,7 @@ from servicebroker.tsql.translation.text_writer import (
     writes_value,
 )
 from servicebroker.tsql.translation.values.casts import cast_value, chosen_offset, first_offset, pad_char, read_type
+from servicebroker.tsql.translation.values.comparability import check_comparable
 from servicebroker.tsql.translation.values.patterns import write_like
 from servicebroker.tsql.translation.values.type_precedence import (
     arithmetic_type,
@@ -158,10 +160,23 @@ def _collate(writer: Writer, node: exp.Collate) -> Sql:
 
 @writes_value(exp.Add)
 def _add(writer: Writer, node: exp.Add) -> Sql:
-    """Write `+`: a sum, a concatenation, or a date moved by days, by the types of the operands."""
-    left, right = _type_null_operands(
-        write_value(writer, node.this), write_value(writer, node.expression), {"string", "binary"}
-    )
+    """Write `+`: a sum, a concatenation, or a date moved by days, by the types of the operands.
+
+    Scripts concatenate hundreds of strings, so that a chain is written without recursion.
+    """
+    chain = [node]
+    while isinstance(chain[-1].this, exp.Add):
+        chain.append(chain[-1].this)
+    written = write_value(writer, chain[-1].this)
+    for part in reversed(chain):
+        written = _write_sum(written, write_value(writer, part.expression))
+        if part is not node:
+            written = finish_value(writer, part, written)
+    return written
+
+
+def _write_sum(first: Sql, second: Sql) -> Sql:
+    left, right = _type_null_operands(first, second, {"string", "binary"})
     _check_variant(left, right, "add")
     kinds = {left.kind, right.kind} - ({None} if left.is_untyped or right.is_untyped else set())
     if kinds <= {"string"} or kinds == {"binary"}:
@@ -413,7 +428,12 @@ _ROW_NODES = (exp.Column, exp.Identifier, exp.Subquery, exp.Select)
 
 
 def _write_beside_query(writer: Writer, value: Sql, query: Sql) -> tuple[str, str]:
-    """Write a value and a query of one column, for IN, ANY and ALL."""
+    """Write a value and a query of one column, for IN, ANY and ALL.
+
+    Raises:
+        TsqlError: 305 one of them is xml, 468 their collations differ.
+    """
+    check_comparable(value, query)
     if not value.kind == query.kind == "string" or not writer.ignores_case(value, query):
         return value.text, query.text
     return folded_text(value), f"(SELECT lower(c0) FROM {query.text} AS tsql_part (c0))"
@@ -468,8 +488,9 @@ def write_comparands(writer: Writer, left: Sql, right: Sql) -> tuple[str, str]:
     """Write two values in comparable types.
 
     Raises:
-        TsqlError: 402 the types cannot be compared, 468 their collations differ.
+        TsqlError: 305 one of them is xml, 402 the types cannot be compared, 468 their collations differ.
     """
+    check_comparable(left, right)
     if VARIANT in (left.type, right.type):
         return f"tsql.variant_compare({cast_value(left, VARIANT).text}, {cast_value(right, VARIANT).text})", "0"
     if left.kind == right.kind == "string":
@@ -509,8 +530,6 @@ def _convert_comparand(value: Sql, sql_type: SqlType) -> str:
     """Write a string converted to the type of the value that it is compared with."""
     if value.is_untyped and sql_type.name in ("uniqueidentifier", "date"):
         return value.text
-    if sql_type.name == "xml":
-        raise TsqlError(305, "The XML data type cannot be compared or sorted, except when using the IS NULL operator.")
     return cast_value(value, sql_type).text
 
 

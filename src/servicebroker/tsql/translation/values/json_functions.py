@@ -17,7 +17,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
     writes_value,
 )
-from servicebroker.tsql.translation.values.casts import scaled_text
+from servicebroker.tsql.translation.values.casts import document_moment, scaled_text
 from servicebroker.tsql.translation.values.functions import SPECIAL, check_count, write_argument
 from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 
@@ -42,6 +42,8 @@ def json_text(text: str, sql_type: SqlType | None, raw: bool) -> str:
         return f"CASE {text} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
     if sql_type is not None and sql_type.name in ("datetime2", "time"):
         text = scaled_text(text, sql_type, "126")
+    if sql_type is not None and sql_type.name == "datetimeoffset":
+        text = document_moment(text, sql_type)
     return f"tsql.json_text({text})"
 
 

@@ -8,7 +8,7 @@ from servicebroker.model.zero_character import ZERO
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import Sql, Writer, quote_string
 from servicebroker.tsql.translation.values.casts import cast_value
-from servicebroker.tsql.types import NVARCHAR
+from servicebroker.tsql.types import NVARCHAR, XML
 
 _LITERAL = re.compile(r"'((?:[^']|'')*)'")
 
@@ -19,8 +19,10 @@ def write_like(writer: Writer, value: Sql, pattern: Sql, escape: Sql | None) -> 
     Trailing spaces of a char may match the pattern or be ignored; those of an nchar must match.
 
     Raises:
-        TsqlError: 506 ESCAPE is not a single character, 468 the collations differ.
+        TsqlError: 506 ESCAPE is not a single character, 468 the collations differ, 8116 the value is xml.
     """
+    if value.type == XML:
+        raise TsqlError(8116, "Argument data type xml is invalid for argument 1 of like function.")
     escape_character = _literal_text(escape) if escape is not None else ""
     if escape is None:
         escape_sql = "''"

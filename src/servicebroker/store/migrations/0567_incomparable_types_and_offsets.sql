@@ -1,0 +1,2 @@
+-- MIN and MAX that ignore case, offsets in FOR XML, signs without digits, and locks, in store/tsql. Every migration makes the
+-- library anew.
