@@ -77,6 +77,7 @@ class Scope:
         identity_insert: the quoted PostgreSQL name of the table for which SET IDENTITY_INSERT is ON.
         user_functions: functions by quoted PostgreSQL name; None if the catalog was not read.
         is_body: True in the body of a function, where variables are referred to by name and not as parameters.
+        module: the name of the function whose body is translated, for @@PROCID.
         user_types: types by `types.type_key`.
         synonyms: the base object of each synonym, by database, then by schema and name, all in lower case.
         collations: the collation of each database, by its name in lower case; `DEFAULT_COLLATION` of a missing one.
@@ -96,6 +97,7 @@ class Scope:
     identity_insert: str | None = None
     user_functions: Mapping[str, UserFunction] | None = None
     is_body: bool = False
+    module: str = ""
     user_types: Mapping[str, UserType] = field(default_factory=dict)
     synonyms: Mapping[str, Mapping[tuple[str, str], Name]] = field(default_factory=dict)
     read_only: Mapping[str, str] = field(default_factory=dict)

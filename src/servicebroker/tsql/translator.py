@@ -177,6 +177,8 @@ def _scope_answer(scope: Scope, kind: str, name: str) -> object:
         return scope.synonym(*name.split("\0"))
     if kind == "collation":
         return scope.collations.get(scope.database.lower(), DEFAULT_COLLATION)
+    if kind == "module":
+        return scope.module
     if kind == "read only":
         return scope.read_only.get(name)
     if kind == "date first":

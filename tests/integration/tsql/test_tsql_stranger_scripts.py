@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import date, time
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ GO
 CREATE VIEW Summed AS SELECT Id, SUM(X) AS S FROM A GROUP BY Id
 GO
 CREATE FUNCTION dbo.Plus (@a int, @b int = 10) RETURNS int AS BEGIN RETURN @a + @b END
+GO
+CREATE FUNCTION dbo.OwnName (@a int) RETURNS sysname AS BEGIN RETURN OBJECT_NAME(@@PROCID) END
 GO
 CREATE PROCEDURE dbo.TakeBit @a bit AS RETURN
 GO
@@ -78,6 +81,14 @@ ERRORS = {
     "SELECT MAX(Doc) FROM Docs": (8117, "Operand data type xml is invalid for max operator."),
     "SELECT SUM(CAST(1 AS bit))": (8117, "Operand data type bit is invalid for sum operator."),
     "SELECT 1 FROM Docs WHERE Doc LIKE 'a'": (8116, "Argument data type xml is invalid for argument 1 of like"),
+    **dict.fromkeys(
+        (
+            "CREATE TABLE Large (V nvarchar(max) PRIMARY KEY)",
+            "CREATE TABLE Large (A int, V xml, CONSTRAINT U UNIQUE NONCLUSTERED (A, V))",
+            "ALTER TABLE A ADD Memo varbinary(max) UNIQUE",
+        ),
+        (1919, "Column '"),
+    ),
     "CREATE QUEUE Nowhere.Q": (2760, 'The specified schema name "Nowhere" either does not exist'),
     "SELECT 'a' COLLATE No_Such_Collation": (448, "Invalid collation 'No_Such_Collation'."),
     "SELECT 1 + 'abc'": (245, "Conversion failed when converting the varchar value 'abc' to data type int."),
@@ -173,6 +184,15 @@ OUTPUT: dict[str, list[Any]] = {
     "SELECT t, id, x INTO #x FROM OPENXML(@h, '/r/c[@n]', 3) WITH (t varchar(9), id int, x xml 't') SELECT * FROM #x "
     "EXEC sp_xml_removedocument @h": [[(7, "x"), (8, None)], [("T", 7)], [(2, 7), (1, 7)], [("T", 7, "<t>T</t>")]],
     "SELECT $IDENTITY FROM N": [[(1,)]],
+    "SELECT dbo.OwnName(1), OBJECT_NAME(@@PROCID), CONVERT(bit, 5, 0), CONVERT(time(0), '10:00:00', 0), "
+    "LEN(CONVERT(varchar(36), NEWID(), 1)), CONVERT(date, CAST('2024-01-02 10:00' AS datetime2), 112), "
+    "CONVERT(int, '7', 120), CONVERT(decimal(5, 2), 1.5, 2), CONVERT(varchar(9), 1.5, 1), CONVERT(datetime, 1, 101)": [
+        [("OwnName", None, 1, time(10), 36, date(2024, 1, 2), 7, Decimal("1.50"), "1.5", datetime(1900, 1, 2))]
+    ],
+    "CREATE ROLE Runners GRANT EXEC ON TakeBit TO Runners SELECT permission_name FROM sys.database_permissions "
+    "WHERE grantee_principal_id = DATABASE_PRINCIPAL_ID('Runners') REVOKE EXEC ON dbo.TakeBit FROM Runners": [
+        [("EXECUTE",)]
+    ],
     "BEGIN TRAN CREATE LOGIN Later WITH PASSWORD = 'aB1!cdefgh' ROLLBACK SELECT COUNT(*) FROM sys.server_principals "
     "WHERE name = 'Later'; CREATE LOGIN Later WITH PASSWORD = 'aB1!cdefgh'; BEGIN TRAN DROP LOGIN Later ROLLBACK "
     "SELECT COUNT(*) FROM sys.server_principals WHERE name = 'Later'; BEGIN TRAN DROP LOGIN Later COMMIT "
@@ -187,7 +207,7 @@ OUTPUT: dict[str, list[Any]] = {
     f"DECLARE @s varchar(max); SET @s = {' + '.join(['CAST(1 AS varchar(9))'] * 600)}; SELECT LEN(@s)": [[(600,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_objects) t": [[(1000,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_columns) t": [[(1000,)]],
-    "SELECT COUNT(*) FROM sys.objects WHERE is_ms_shipped = 0 AND type = 'FN'": [[(1,)]],
+    "SELECT COUNT(*) FROM sys.objects WHERE is_ms_shipped = 0 AND type = 'FN'": [[(2,)]],
     "SELECT name, is_instead_of_trigger FROM sys.triggers ORDER BY name": [[("After", 0), ("Away", 1)]],
     "CREATE TABLE S (a int, b money, c datetime2(3), d time(0), e varchar(9)); "
     "SELECT precision, scale, max_length FROM sys.columns WHERE object_id = OBJECT_ID('S') ORDER BY column_id": [

@@ -101,17 +101,19 @@ return case when left(pattern, 1) = '%' then tsql.patindex(substr(tsql.like_patt
 
 create or replace function tsql.replace(said text, sought text, by text) returns text language sql immutable strict parallel safe
 return case when sought = '' then said else replace(said, sought, by) end;
--- MIN and MAX in a collation that ignores case.
-create or replace function tsql.lesser_folded(first text, second text) returns text language plpgsql immutable strict parallel safe as $$
+-- MIN and MAX in a collation that ignores case, of text and char.
+create or replace function tsql.lesser_folded(first anyelement, second anyelement) returns anyelement
+language plpgsql immutable strict parallel safe as $$
 begin
-    return case when (lower(first), first) <= (lower(second), second) then first else second end;
+    return case when (lower(first::text), first::text) <= (lower(second::text), second::text) then first else second end;
 end $$;
-create or replace function tsql.greater_folded(first text, second text) returns text language plpgsql immutable strict parallel safe as $$
+create or replace function tsql.greater_folded(first anyelement, second anyelement) returns anyelement
+language plpgsql immutable strict parallel safe as $$
 begin
-    return case when (lower(first), second) >= (lower(second), first) then first else second end;
+    return case when (lower(first::text), second::text) >= (lower(second::text), first::text) then first else second end;
 end $$;
-create or replace aggregate tsql.min_folded(text) (sfunc = tsql.lesser_folded, stype = text, combinefunc = tsql.lesser_folded, parallel = safe);
-create or replace aggregate tsql.max_folded(text) (sfunc = tsql.greater_folded, stype = text, combinefunc = tsql.greater_folded, parallel = safe);
+create or replace aggregate tsql.min_folded(anyelement) (sfunc = tsql.lesser_folded, stype = anyelement, combinefunc = tsql.lesser_folded, parallel = safe);
+create or replace aggregate tsql.max_folded(anyelement) (sfunc = tsql.greater_folded, stype = anyelement, combinefunc = tsql.greater_folded, parallel = safe);
 -- REPLACE in a collation that ignores case.
 create or replace function tsql.replace_folded(said text, sought text, by text) returns text language sql immutable strict parallel safe
 return case when sought = '' then said

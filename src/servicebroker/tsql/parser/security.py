@@ -483,6 +483,8 @@ class SecurityParser(FunctionParser):
         words: list[str] = []
         while self.word not in (",", "ON", "TO", "FROM", "", ";", "("):
             words.append(self.single_name().object.upper())
+        if words == ["EXEC"]:
+            words = ["EXECUTE"]
         if self.word == "(":
             self.refuse("A permission on columns", "Grant it on the table.")
         if not words:

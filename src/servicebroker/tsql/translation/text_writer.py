@@ -157,6 +157,8 @@ class Writer:
         In the body of a function, return an expression instead.
         """
         cast = f"::{postgres_type(sql_type)}" if sql_type else ""
+        if name == "@@procid" and self.scope.module:
+            self.scope_answers["module", ""] = self.scope.module
         if self.is_body():
             return (quoted(name) if name in self.scope.variables else session_value_sql(self.scope, name)) + cast
         if name not in self.parameters:
@@ -461,6 +463,8 @@ def session_value_sql(scope: Scope, name: str) -> str:
         return quote_string(scope.database)
     if name == "db_id":
         return f"tsql.db_id({quote_string(scope.database)})"
+    if name == "@@procid" and scope.module:
+        return f"tsql.object_id({quote_string(scope.database)}, {quote_string(scope.module)})"
     if name not in _SESSION_SQL:
         raise not_permitted(name)
     return _SESSION_SQL[name]

@@ -43,6 +43,7 @@ QUERIES: dict[str, list[tuple[Any, ...]]] = {
     "SELECT COUNT(DISTINCT Kind), MIN(Name), MAX(Name) FROM Items": [(2, "apple", "date")],
     "SELECT DISTINCT MIN(Name) OVER (PARTITION BY Kind), MAX(Name) OVER (PARTITION BY Kind) FROM Items ORDER BY 1": [
         ("apple", "date"), ("Carrot", "Carrot")],
+    "SELECT MAX(Code), LOWER(MIN(Code)) FROM Items WHERE Kind = 'fruit'": [("d    ", "ab   ")],
     "SELECT MAX(Name) OVER (ORDER BY Name), MIN(Name) OVER (ORDER BY Name DESC) FROM Items ORDER BY Id": [
         ("apple", "apple"), ("Banana", "Banana"), ("Carrot", "Carrot"), ("date", "date")],
     "SELECT DISTINCT UPPER(Kind) k FROM Items ORDER BY k DESC": [("VEG",), ("FRUIT",)],
@@ -107,6 +108,11 @@ def test_keys_ignore_case(shop: sb.Database) -> None:
     shop.execute_tsql("CREATE TABLE Keyed (K varchar(5) CONSTRAINT PK_Keyed PRIMARY KEY) INSERT Keyed VALUES ('a')")
     shop.execute_tsql("ALTER TABLE Keyed DROP CONSTRAINT PK_Keyed INSERT Keyed VALUES ('A')")
     assert error_number(shop, "ALTER TABLE Keyed ADD CONSTRAINT UQ_Keyed UNIQUE (K)") == 1505
+    referring = "CREATE TABLE Refers (N nvarchar(40) REFERENCES Items (Name), B varchar(9) COLLATE Latin1_General_BIN2)"
+    told = "A FOREIGN KEY finds only the case of the key that it refers to, although the collation ignores case."
+    assert texts(shop, referring) == [f"Refers: {told} Columns: N."]
+    assert error_number(shop, "INSERT Refers (N) VALUES (N'APPLE')") == 547
+    shop.execute_tsql("DROP TABLE Refers")
     merged = (
         "MERGE Items t USING (SELECT N'CARROT' n) s ON t.Name = s.n WHEN MATCHED THEN UPDATE SET Code = 'm' "
         "WHEN NOT MATCHED THEN INSERT (Name) VALUES (s.n); SELECT COUNT(*) FROM Items WHERE Code = 'M'"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import Column, Scope, UserFunction
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected, unsupported
@@ -62,8 +63,10 @@ def read_signature(function: Function, scope: Scope) -> UserFunction:
 
 def body_scope(function: Function, signature: UserFunction, scope: Scope) -> Scope:
     """Return the scope of a function's body."""
-    names = (parameter.name for parameter in function.parameters)
-    return replace(scope, variables=dict(zip(names, signature.parameters, strict=True)), tables={}, is_body=True)
+    parameters = (parameter.name for parameter in function.parameters)
+    variables = dict(zip(parameters, signature.parameters, strict=True))
+    module = names.bracketed(function.name.schema or "dbo", function.name.object)
+    return replace(scope, variables=variables, tables={}, is_body=True, module=module)
 
 
 def parameter_list(function: Function, signature: UserFunction) -> str:

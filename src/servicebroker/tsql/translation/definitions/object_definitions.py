@@ -24,6 +24,7 @@ from servicebroker.tsql.translation.definitions.table_columns import (
     column_comments,
     constraint_statements,
     inline_settings,
+    key_columns,
     read_collation,
     read_column_type,
     read_elements,
@@ -119,6 +120,7 @@ def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
             f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(qualified_name.database or writer.scope.database, '')}"
         )
     statements += check_names(writer, qualified_name, table_elements)
+    _check_keys(writer, table, qualified_name, table_elements)
     kind = "TEMPORARY TABLE" if is_temporary else "TABLE"
     statements.append(f"CREATE {kind} {table} ({', '.join(table_elements.members)})")
     if not is_temporary:
@@ -130,6 +132,17 @@ def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
         *rowversion_triggers(table, table_elements),
         *_create_indexes(writer, table, qualified_name, table_elements),
     ]
+
+
+def _check_keys(writer: Writer, table: str, qualified_name: ObjectName, table_elements: Elements) -> None:
+    """Refuse keys with a column of a large type.
+
+    Raises:
+        TsqlError: 1919.
+    """
+    known = {**(writer.table_columns(table) or {}), **{column.name: column for column in table_elements.columns}}
+    for member in (*table_elements.members, *table_elements.table_constraints):
+        _check_key_types(known, [(name, "") for name in key_columns(member)], qualified_name.name)
 
 
 def _note_offsets(writer: Writer, qualified_name: ObjectName, columns: Iterable[Column]) -> None:
@@ -245,6 +258,7 @@ def _add_members(
     if not rest.words:
         raise reader.failure()
     _note_offsets(writer, qualified_name, table_elements.columns)
+    _check_keys(writer, table, qualified_name, table_elements)
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in table_elements.members]
     if not checks:
         actions = [f"{action} NOT VALID" if _UNCHECKED.match(action) else action for action in actions]

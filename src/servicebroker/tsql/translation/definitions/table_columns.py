@@ -551,6 +551,7 @@ def constraint_statements(writer: Writer, table: str, table_elements: Elements) 
     )
     if has_more:
         noted.append(f"SELECT tsql.name_constraints({quote_string(table)})")
+    _note_case_of_references(writer, table, table_elements)
     if any(_KEY.search(member) for member in table_elements.members):
         known = [*table_elements.columns, *(writer.table_columns(table) or {}).values()]
         folded = {
@@ -559,6 +560,43 @@ def constraint_statements(writer: Writer, table: str, table_elements: Elements) 
         if folded:
             noted.append(f"SELECT tsql.fold_keys({quote_string(table)}, ARRAY[{', '.join(folded)}])")
     return noted
+
+
+_STRING = re.compile(r"'(?:[^']|'')*'")
+_KEY_COLUMNS = re.compile(r"\b(?:PRIMARY KEY|UNIQUE(?: NULLS NOT DISTINCT)?) \(([^)]*)\)")
+
+
+def key_columns(member: str) -> list[str]:
+    """Return the quoted columns of the PRIMARY KEY or UNIQUE constraint in a member of a table."""
+    plain = _STRING.sub("''", member)
+    if _KEY.search(plain) is None:
+        return []
+    listed = _KEY_COLUMNS.search(plain)
+    return listed[1].split(", ") if listed else [plain[: plain.index('" ') + 1]]
+
+
+def _note_case_of_references(writer: Writer, table: str, table_elements: Elements) -> None:
+    """Tell that a foreign key compares with case, although the collation of its column ignores case."""
+    keys = [
+        member for member in (*table_elements.members, *table_elements.table_constraints) if "REFERENCES " in member
+    ]
+    names = {
+        column.name: None
+        for column in (*table_elements.columns, *(writer.table_columns(table) or {}).values())
+        for key in keys
+        if writer.folds_column(column) and _is_key_of(key, quote_identifier(column.name))
+    }
+    if names:
+        writer.notes.append(
+            f"{table_elements.table}: A FOREIGN KEY finds only the case of the key that it refers to, although the "
+            f"collation ignores case. Columns: {', '.join(names)}."
+        )
+
+
+def _is_key_of(member: str, column: str) -> bool:
+    """Check whether a column has a foreign key in a member of a table: that of the column, or one with a list."""
+    listed = re.search(r"FOREIGN KEY \(([^)]*)\)", member)
+    return column in listed[1].split(", ") if listed else member.startswith(f"{column} ")
 
 
 def column_comments(table: str, columns: list[Column]) -> list[str]:

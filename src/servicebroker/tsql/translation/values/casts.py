@@ -13,7 +13,7 @@ from datetime import datetime
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.text_writer import NEXT_VALUE_CALL, Sql, not_supported
+from servicebroker.tsql.translation.text_writer import NEXT_VALUE_CALL, Sql, not_supported, type_family
 from servicebroker.tsql.types import (
     APPROXIMATE,
     BINARIES,
@@ -96,6 +96,8 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
     """Write a value converted to another type. `attempt` writes the TRY form."""
     if value.is_untyped and value.type is None:
         return Sql(f"NULL::{postgres_type(to)}", to)
+    if not _reads_style(value, to):
+        style = None
     if value.type == to and style is None:
         return Sql(f"{value.text}::text", to) if value.is_untyped else value
     if to == VARIANT:
@@ -139,6 +141,16 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
         return _fit_size(Sql(source, to), to, value.type)
     single = "_single" if style is None and _names_code_page(value, to) else ""
     return _fit_text(Sql(f"tsql.{_conversion_function(value, to)}{single}{arguments}", to), value, to, attempt=attempt)
+
+
+def _reads_style(value: Sql, to: SqlType) -> bool:
+    """Check whether a conversion depends on the style of CONVERT. SQL Server ignores it in any other conversion."""
+    if value.type is None or VARIANT in (value.type, to):
+        return True
+    kinds = {value.kind, type_family(to)}
+    if kinds == {"string", "number"}:
+        return to.name in STRINGS and value.type.name in APPROXIMATE | MONEY
+    return "xml" in kinds or ("string" in kinds and bool(kinds & {"date", "binary"}))
 
 
 def scaled_text(text: str, sql_type: SqlType, style: str | None) -> str:
