@@ -589,6 +589,7 @@ create or replace function tsql.to_date(value timestamp) returns date language s
 create or replace function tsql.to_date(value timestamptz) returns date language sql immutable parallel safe return (value at time zone 'UTC')::date;
 create or replace function tsql.to_date(value date) returns date language sql immutable parallel safe return value;
 create or replace function tsql.to_time(value text) returns time language sql stable parallel safe return tsql.moment_of(value, 0, true)::time;
+create or replace function tsql.to_time(value text, style integer) returns time language sql stable parallel safe return tsql.moment_of(value, style, true)::time;
 create or replace function tsql.to_time(value timestamp) returns time language sql immutable parallel safe return value::time;
 create or replace function tsql.to_time(value timestamptz) returns time language sql immutable parallel safe return (value at time zone 'UTC')::time;
 create or replace function tsql.to_time(value time) returns time language sql immutable parallel safe return value;
