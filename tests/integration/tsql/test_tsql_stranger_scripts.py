@@ -184,6 +184,11 @@ OUTPUT: dict[str, list[Any]] = {
     "SELECT t, id, x INTO #x FROM OPENXML(@h, '/r/c[@n]', 3) WITH (t varchar(9), id int, x xml 't') SELECT * FROM #x "
     "EXEC sp_xml_removedocument @h": [[(7, "x"), (8, None)], [("T", 7)], [(2, 7), (1, 7)], [("T", 7, "<t>T</t>")]],
     "SELECT $IDENTITY FROM N": [[(1,)]],
+    "DECLARE @d sql_variant = CAST('2024-01-02' AS datetime), @b sql_variant = 0x0A "
+    "SELECT SQL_VARIANT_PROPERTY(CAST(5 AS sql_variant), 'Precision') p, @d d, @b b, CAST(N'a<' AS sql_variant) s "
+    "FOR XML PATH('')": [[("<p>10</p><d>2024-01-02T00:00:00</d><b>Cg==</b><s>a&lt;</s>",)]],
+    "DECLARE @i sql_variant = 5, @b sql_variant = CAST(1 AS bit) SELECT @i i, @b b, CAST('x' AS sql_variant) s "
+    "FOR JSON PATH": [[('[{"i":5,"b":true,"s":"x"}]',)]],
     "SELECT dbo.OwnName(1), OBJECT_NAME(@@PROCID), CONVERT(bit, 5, 0), CONVERT(time(0), '10:00:00', 0), "
     "LEN(CONVERT(varchar(36), NEWID(), 1)), CONVERT(date, CAST('2024-01-02 10:00' AS datetime2), 112), "
     "CONVERT(int, '7', 120), CONVERT(decimal(5, 2), 1.5, 2), CONVERT(varchar(9), 1.5, 1), CONVERT(datetime, 1, 101)": [

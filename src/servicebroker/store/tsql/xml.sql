@@ -539,3 +539,23 @@ create or replace function tsql.json_text(said text) returns text language sql i
 create or replace function tsql.json_text(bytes bytea) returns text language sql immutable parallel safe return to_json(tsql.xml_text(bytes))::text;
 create or replace function tsql.json_text(moment timestamp) returns text language sql immutable parallel safe return to_json(tsql.xml_text(moment))::text;
 create or replace function tsql.json_text(moment timestamptz) returns text language sql immutable parallel safe return to_json(tsql.xml_text(moment))::text;
+-- A sql_variant in FOR XML and FOR JSON, as a value of its base type.
+create or replace function tsql.variant_in_xml(said text) returns text language plpgsql stable strict parallel safe as $$
+declare
+    raw constant text := tsql.variant_raw(said);
+begin
+    return case
+        when tsql.variant_base(said) in ('datetime', 'smalldatetime') then tsql.xml_text(raw::timestamp)
+        when tsql.variant_base(said) = 'datetime2' then tsql.scaled_style(raw::timestamp, tsql.variant_scale(said), 126)
+        when tsql.variant_base(said) = 'datetimeoffset' then tsql.document_moment(raw::timestamptz, tsql.variant_scale(said), 0)
+        when tsql.variant_base(said) in ('float', 'real') then tsql.xml_text(raw::float8)
+        when tsql.variant_base(said) in ('binary', 'varbinary') then tsql.xml_text(tsql.variant_bytes(said))
+        when tsql.variant_rank(said) = 3 then raw
+        else tsql.variant_text(said) end;
+end $$;
+create or replace function tsql.variant_in_json(said text) returns text language plpgsql stable strict parallel safe as $$
+begin
+    return case when tsql.variant_base(said) = 'bit' then case tsql.variant_raw(said) when '0' then 'false' else 'true' end
+                when tsql.variant_rank(said) in (3, 4) then tsql.variant_in_xml(said)
+                else tsql.json_text(tsql.variant_in_xml(said)) end;
+end $$;

@@ -12,7 +12,7 @@ from servicebroker.tsql.translation.documents.document_options import read_optio
 from servicebroker.tsql.translation.queries.results import Output
 from servicebroker.tsql.translation.text_writer import Writer, quote_string
 from servicebroker.tsql.translation.values.casts import document_moment, scaled_text
-from servicebroker.tsql.types import NVARCHAR, XML, SqlType
+from servicebroker.tsql.types import NVARCHAR, VARIANT, XML, SqlType
 
 _OPTIONS = frozenset(
     {"RAW", "AUTO", "PATH", "ROOT", "TYPE", "ELEMENTS", "ELEMENTS XSINIL", "ELEMENTS ABSENT", "BINARY BASE64"}
@@ -219,6 +219,8 @@ def _write_content(members: list[Member], nil: bool) -> str:
 def _value_text(field: str, output: Output) -> str:
     if output.type is not None and output.type.name in ("datetime2", "time"):
         field = scaled_text(field, output.type, "126")
+    if output.type == VARIANT:
+        return f"tsql.variant_in_xml({field})"
     if output.type is not None and output.type.name == "datetimeoffset":
         return document_moment(field, output.type)
     return f"tsql.xml_text({field})"

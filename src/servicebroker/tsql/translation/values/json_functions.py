@@ -19,7 +19,7 @@ from servicebroker.tsql.translation.text_writer import (
 )
 from servicebroker.tsql.translation.values.casts import document_moment, scaled_text
 from servicebroker.tsql.translation.values.functions import SPECIAL, check_count, write_argument
-from servicebroker.tsql.types import INT, NVARCHAR, SqlType
+from servicebroker.tsql.types import INT, NVARCHAR, VARIANT, SqlType
 
 _JSON_FUNCTIONS = frozenset({CALL_PREFIX + "json_query", CALL_PREFIX + "json_modify", CALL_PREFIX + "json_array"})
 
@@ -38,6 +38,8 @@ def json_text(text: str, sql_type: SqlType | None, raw: bool) -> str:
     """Write a value as JSON text, NULL if it is NULL. `raw` means that it is JSON already."""
     if raw:
         return text
+    if sql_type == VARIANT:
+        return f"tsql.variant_in_json({text})"
     if sql_type is not None and sql_type.name == "bit":
         return f"CASE {text} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
     if sql_type is not None and sql_type.name in ("datetime2", "time"):
