@@ -584,7 +584,7 @@ def _note_case_of_references(writer: Writer, table: str, table_elements: Element
         column.name: None
         for column in (*table_elements.columns, *(writer.table_columns(table) or {}).values())
         for key in keys
-        if writer.folds_column(column) and _is_key_of(key, quote_identifier(column.name))
+        if writer.keys_ignore_case(column) and _is_key_of(key, quote_identifier(column.name))
     }
     if names:
         writer.notes.append(

@@ -374,7 +374,9 @@ def _write_text(
     if is_distinct:
         allow_only(node.args["distinct"])
         check_distinct(output.type for output in outputs)
-        is_folded = _known_outputs(outputs) is not None and any(groups_ignore_case(writer, output) for output in outputs)
+        is_folded = _known_outputs(outputs) is not None and any(
+            groups_ignore_case(writer, output) for output in outputs
+        )
     parts = ["SELECT DISTINCT" if is_distinct and not is_folded else "SELECT"]
     parts.append(", ".join(output.text for output in outputs))
     locking, from_text = add_row_locks(writer, node, from_clause)
