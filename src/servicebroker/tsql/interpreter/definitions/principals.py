@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from servicebroker import operations
 from servicebroker.engine.catalog.alter import lock_catalog
@@ -20,7 +20,7 @@ from servicebroker.engine.security.logins import (
 from servicebroker.engine.security.tsql_objects import create_schema, find_schema_to_drop, forget_schema
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED, Kind
-from servicebroker.operations.operation import Definition as Operation
+from servicebroker.operations.operation import Operation
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.store.statements import Steps
@@ -121,10 +121,9 @@ def _drop_login(machine: Machine, statement: Definition) -> None:
     run_drop(statement, lambda: _run_on_server(machine, operation, drop_login))
 
 
-_Server = TypeVar("_Server", bound=Operation[None])
-
-
-def _run_on_server(machine: Machine, operation: _Server, steps_of: Callable[[_Server, datetime], Steps[None]]) -> None:
+def _run_on_server(
+    machine: Machine, operation: Operation[None], steps_of: Callable[[Any, datetime], Steps[None]]
+) -> None:
     """Run a definition of the instance, within the open transaction if there is one."""
     if not machine.transactions.count:
         machine.instance.run(operation)
