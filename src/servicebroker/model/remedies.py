@@ -101,9 +101,9 @@ REMEDIES: dict[int, str] = {
     28080: "CREATE ENDPOINT, or servicebroker serve --listen.",
     # messages that are refused
     10928: (
-        "Others are not affected. A peer's messages wait or are sent again: raise its budget (servicebroker "
-        "certificate budget), or, if it is an attacker, servicebroker certificate drop. For a role: servicebroker "
-        "rights budget."
+        "Only this peer or role is limited. A peer's messages wait or are sent again. Raise the budget: servicebroker "
+        "certificate budget, for a role servicebroker rights budget. If the peer is an attacker: servicebroker "
+        "certificate drop."
     ),
     8401: "GRANT RECEIVE on the queue TO the owner of the target service, or revoke its DENY.",
     11210: _SERVICE,

@@ -198,7 +198,7 @@ class OwnerVerbs:
     # ------------------------------------------------------------ deferred conversations
 
     def defer_begin(self, operation: BeginDialog, group: UUID | None = None) -> DeferredDialog | None:
-        """Defer BEGIN DIALOG. None if its path is not cached. `group` is the id of the group to create."""
+        """Defer BEGIN DIALOG. Returns None if its delivery path is not cached. `group`: the id of the new group."""
         path = deferred_dialogs.find_path(self.catalog, self.user.database_id, operation)
         if path is None:
             return None

@@ -152,7 +152,7 @@ class RestrictedVerbs(OwnerVerbs):
 
     @override
     def defer_begin(self, operation: BeginDialog, group: UUID | None = None) -> DeferredDialog | None:
-        """Defer BEGIN DIALOG. None if this process has not sent on such a conversation of the role before."""
+        """Defer BEGIN DIALOG. Returns None if this process has not sent on such a conversation of the role before."""
         operation.check()
         if self.catalog.restricted_paths.find(_key(operation)) is None:
             return None
