@@ -76,8 +76,8 @@ class FencedModel(Model):
         handles = [handle for handle in reversed(endpoints) if QUEUES.get(endpoints[handle].service.queue.name) == "A"]
         return handles[which % len(handles)] if handles and which % 23 != 22 else NOBODY
 
-    def upkeep(self) -> None:
-        """Do no upkeep: time stands still, so nothing is due."""
+    def run_maintenance(self) -> None:
+        """Do no maintenance: time stands still, so nothing is due."""
         self.deliver()
 
     def compare(self, *, in_order: bool = True) -> None:

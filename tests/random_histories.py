@@ -471,10 +471,10 @@ class Model(RuleBasedStateMachine):
         endpoints = self.double._memory.endpoints.values()
         due = Counter(endpoint.service.queue for endpoint in endpoints if is_due(endpoint, self.clock()))
         if seconds == 1801 or any(count > 1 for count in due.values()):
-            self.upkeep()
+            self.run_maintenance()
 
     def run_maintenance(self) -> None:
-        self.steps["upkeep"] += 1
+        self.steps["maintenance"] += 1
         with self.real.connection() as connection:
             run_maintenance(connection, self.clock())
         self.double.upkeep()
@@ -489,7 +489,7 @@ class Model(RuleBasedStateMachine):
         self.definition(what, which)
 
     def definition(self, what: str, which: int) -> None:
-        self.upkeep()
+        self.run_maintenance()
         name = ("A", "A", "A", "B")[which % 4]
         queue = "Other" if name == "B" else ("Near", "Far", "Far")[which % 3]
         verbs: dict[str, Callable[[Any], None]] = {

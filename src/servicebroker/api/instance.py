@@ -45,7 +45,7 @@ from servicebroker.model.security.permissions import User
 from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
 from servicebroker.store import forked, session_locks
-from servicebroker.store.concurrency import Lock, event_loop, in_thread, is_interrupt
+from servicebroker.store.concurrency import IS_ASYNC, Lock, event_loop, in_thread, is_interrupt
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
@@ -322,7 +322,7 @@ class Instance(Network, Rights):
     def _lend(self) -> DirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
-        if self._process != forked.process_id or self._event_loop is not event_loop():
+        if self._process != forked.process_id or (IS_ASYNC and self._event_loop is not event_loop()):
             self.check_caller()
         try:
             try:

@@ -90,7 +90,7 @@ class CrossingRunner(Model):
             self.compare(in_order=False)
         for queue in ("Near", "Far"):
             self.step("receive", self.databases["A"], lambda db, queue=queue: comparable_messages(db.receive(queue)))
-        self.upkeep()
+        self.run_maintenance()
 
     def act(self, crossing: Crossing, handle: UUID) -> None:
         kind, verb = VERBS[crossing.verb]

@@ -589,7 +589,7 @@ def test_upkeep_after_transaction_ids_were_reused(maintained_database: sb.Databa
     """After a failover or a crash the server may assign lower transaction ids than upkeep has already seen."""
     sql_send(maintained_database, sql_begin(maintained_database), ORDER, b"1")
     assert bodies(maintained_database.receive(STOCK_QUEUE, wait=60)) == [b"1"]
-    maintained_database.instance._upkeep._since += 1_000_000
+    maintained_database.instance._maintenance._since += 1_000_000
     sql_send(maintained_database, sql_begin(maintained_database), ORDER, b"2")
     assert bodies(maintained_database.receive(STOCK_QUEUE, wait=30)) == [b"2"]
 

@@ -177,7 +177,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["receive", "a.b.c"], "The maximum is 1."),
     (["receive", ""], "A queue name has 1 to 518 characters"),
     (["peek", "StockQueue", "-d", "tset"], "Did you mean 'Test'?"),
-    (["peek", "StockQueue", "-d", "Nothing"], "Database 'Nothing' does not exist. Create it"),
+    (["peek", "StockQueue", "-d", "Nothing"], "does not exist. List the databases by: servicebroker database list."),
     (["peek", "StockQueue", "--instance", "dta"], "There is no instance in"),
     (["peek", "StockQueue", "--instance", "mysql://x/y"], "is no URL of PostgreSQL"),
     (["peek", "StockQueue", "--instance", "postgresql:///nowhere?host=/nowhere"], "nowhere"),

@@ -45,7 +45,7 @@ from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
 from servicebroker.store import forked
 from servicebroker.store.aio import session_locks
-from servicebroker.store.aio.concurrency import Lock, event_loop, finish, in_thread
+from servicebroker.store.aio.concurrency import IS_ASYNC, Lock, event_loop, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 from servicebroker.store.aio.running import run, run_alone
@@ -323,7 +323,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
     async def _lend(self) -> AsyncDirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
-        if self._process != forked.process_id or self._event_loop is not event_loop():
+        if self._process != forked.process_id or (IS_ASYNC and self._event_loop is not event_loop()):
             self.check_caller()
         try:
             try:
