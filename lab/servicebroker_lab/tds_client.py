@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from servicebroker.tds.byte_reader import ByteReader, encode_utf16
-from servicebroker.tds.login import TDS_7_4, mask
+from servicebroker.tds.dialect import Dialect
+from servicebroker.tds.login import mask
 from servicebroker.tds.packets import END_OF_MESSAGE, PacketType
 from servicebroker.tds.type_reader import read_type, read_value
 from servicebroker.tds.type_writer import column_type
@@ -47,7 +48,7 @@ def login_message(
     password: str,
     database: str = "",
     *,
-    version: int = TDS_7_4,
+    version: int = Dialect.TDS_7_4,
     packet_bytes: int = 4096,
     features: bytes = b"",
     second_flags: int = 0,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from servicebroker.tds.byte_reader import encode_utf16
-from servicebroker.tds.login import TDS_7_3_A, TDS_7_4
+from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.packets import END_OF_MESSAGE, IGNORE_MESSAGE, PacketType
 from servicebroker.tds.requests import TransactionRequestType
 from servicebroker.tsql.types import SqlType
@@ -150,7 +150,7 @@ class MessageMaker:
             draw.choice(_USERS),
             draw.choice((PASSWORD, "wrong", "", "\0")),
             draw.choice(_DATABASES),
-            version=draw.choice((TDS_7_4, TDS_7_4, TDS_7_3_A, 0x71000001, 0, 0xFFFFFFFF)),
+            version=draw.choice((Dialect.TDS_7_4, Dialect.TDS_7_4, Dialect.TDS_7_3_A, Dialect.TDS_7_1, 0, 0xFFFFFFFF)),
             packet_bytes=draw.choice((0, 1, 512, 4096, 32_767, 2**31)),
             features=draw.choice((b"", b"", *_FEATURES)),
             second_flags=draw.choice((0, 0, 0, 0x80)),

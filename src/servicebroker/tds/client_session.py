@@ -19,6 +19,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.permissions import Login as Principal
 from servicebroker.tds import tokens
 from servicebroker.tds.byte_reader import ProtocolError
+from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.packets import RESET_KEEPING_TRANSACTION, RESET_SESSION, Message, PacketType, PacketWriter
 from servicebroker.tds.prepared_statements import PreparedStatements
 from servicebroker.tds.requests import (
@@ -50,11 +51,13 @@ class SignedIn(NamedTuple):
         principal: its login.
         database: the database that it opened, which RESET_SESSION opens again.
         program: the name of its program, for sys.dm_exec_sessions.
+        dialect: its version of TDS.
     """
 
     principal: Principal
     database: str
     program: str = ""
+    dialect: Dialect = Dialect.TDS_7_4
 
 
 @dataclass
@@ -98,6 +101,7 @@ class ClientSession:
 
     def __init__(self, instance: Instance, client: SignedIn, server: str) -> None:
         self._client, self._server = client, server
+        self.dialect = client.dialect
         self._instance = SessionInstance(instance, f"servicebroker tds {client.program}"[:63])
         self._prepared = PreparedStatements()
         self._session: Session | None = None
@@ -141,7 +145,7 @@ class ClientSession:
         Raises:
             ProtocolError: the request is malformed.
         """
-        response = Response(writer, self._server, is_call=message.type == PacketType.RPC)
+        response = Response(writer, self._server, is_call=message.type == PacketType.RPC, dialect=self.dialect)
         response.database = self._database
         with contextlib.suppress(Cancelled):  # before the session has begun the request
             self._guarded(response, lambda: self._run(message, response))
@@ -175,11 +179,11 @@ class ClientSession:
             response.write(tokens.reset_done())
         match message.type:
             case PacketType.SQL_BATCH:
-                text = parse_batch(message.data)
+                text = parse_batch(message.data, self.dialect)
                 message.free()
                 self._run_batch(text, response)
             case PacketType.RPC:
-                for call in parse_calls(message.data):
+                for call in parse_calls(message.data, self.dialect):
                     self._instance.check_cancelled()
                     if call.is_last:
                         message.free()
@@ -244,6 +248,9 @@ class ClientSession:
         """Tell the client that a transaction has begun or ended, which drivers keep account of."""
         transactions = None if self._session is None else self._session.machine.transactions
         is_open = transactions is not None and transactions.count > 0
+        if not self.dialect.is_wide:
+            self._descriptor = int(is_open)
+            return
         if is_open and not self._descriptor:
             self._descriptor = next(_descriptors)
             response.write(tokens.transaction_began(self._descriptor))

@@ -18,6 +18,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.overriding import override
 from servicebroker.tds import tokens
 from servicebroker.tds.byte_reader import ProtocolError
+from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.handshake import Handshake
 from servicebroker.tds.login import Login, parse_login
 from servicebroker.tds.packets import DEFAULT_PACKET_BYTES, Message, PacketType, PacketWriter, message_of
@@ -97,7 +98,7 @@ class ClientConnection(asyncio.Protocol):
         self._outbox = Outbox(self, self._loop)
         self.transport: asyncio.Transport
         self._session: ClientSession | None = None
-        self._address = ""
+        self._address, self._dialect = "", Dialect.TDS_7_4
         self._is_busy = self._is_closing = self._has_attention = False
         self._next: Message | None = None  # the request that waits for the end of the last one
         self._timer: asyncio.TimerHandle | None = None
@@ -246,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
             raise ProtocolError(f"A message of type {message.type} instead of a login.")
 
     def _sign_in(self, login: Login) -> None:
-        self._is_busy = True
+        self._is_busy, self._dialect = True, login.dialect
         self._server.sign_ins.add(self, self._address, lambda: self._sign_in_in_thread(login))
 
     def _sign_in_in_thread(self, login: Login) -> None:
@@ -268,8 +269,7 @@ class ClientConnection(asyncio.Protocol):
     ) -> None:
         self._is_busy = False
         if session is None:
-            errors = [tokens.error(number, text, level=level) for number, level, text in reports]
-            self.write(message_of(b"".join(errors) + tokens.done(tokens.DONE_STATEMENT, tokens.Status.ERROR)))
+            self._write_end(reports)
             self.abort()
             return
         if self._is_closing:
@@ -281,18 +281,27 @@ class ClientConnection(asyncio.Protocol):
         self.write(message_of(self._login_response(login, session)))
         self._rest()
 
+    def _write_end(self, reports: tuple[tuple[int, int, str], ...]) -> None:
+        """Write the last message: number, level and text of its errors."""
+        errors = [tokens.error(number, text, level=level, dialect=self._dialect) for number, level, text in reports]
+        self.write(message_of(b"".join(errors) + self._done(tokens.Status.ERROR)))
+
+    def _done(self, status: tokens.Status) -> bytes:
+        return tokens.done(tokens.DONE_STATEMENT, status, dialect=self._dialect)
+
     def _login_response(self, login: Login, session: ClientSession) -> bytes:
-        database, server = session.database, self._server.name
+        database, server, dialect = session.database, self._server.name, self._dialect
+        moved = f"Changed database context to '{database}'."
         parts = [
             tokens.database_change(database, "master"),
-            tokens.info(5701, f"Changed database context to '{database}'.", state=2, server=server, line=1),
+            tokens.info(5701, moved, state=2, server=server, line=1, dialect=dialect),
             tokens.collation_change(),
             tokens.language_change("us_english"),
-            tokens.info(5703, "Changed language setting to us_english.", server=server, line=1),
-            tokens.login_ack(login.version),
+            tokens.info(5703, "Changed language setting to us_english.", server=server, line=1, dialect=dialect),
+            tokens.login_ack(dialect),
             tokens.packet_size_change(self._handshake.packet_bytes, DEFAULT_PACKET_BYTES),
             tokens.feature_ack() if login.features else b"",
-            tokens.done(tokens.DONE_STATEMENT, tokens.Status.FINAL),
+            self._done(tokens.Status.FINAL),
         ]
         return b"".join(parts)
 
@@ -335,11 +344,7 @@ class ClientConnection(asyncio.Protocol):
         if problem is not None or self._server.is_stopping:
             text = _SHUTDOWN if problem is None else f"The server ends the connection: {problem}"
             number = 6005 if problem is None else 4002
-            self.write(
-                message_of(
-                    tokens.error(number, text, level=20) + tokens.done(tokens.DONE_STATEMENT, tokens.Status.ERROR)
-                )
-            )
+            self._write_end(((number, 20, text),))
             self._server.in_thread(session.close)
             self._session = None
             self.abort()
@@ -396,7 +401,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _acknowledge(self) -> None:
         self._has_attention = False
-        self.write(message_of(tokens.done(tokens.DONE_STATEMENT, tokens.Status.ATTENTION)))
+        self.write(message_of(self._done(tokens.Status.ATTENTION)))
 
     def stop(self) -> None:
         """End the connection because the server stops. A running request is cancelled, and its client told."""

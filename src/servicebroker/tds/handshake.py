@@ -78,12 +78,22 @@ class Handshake:
         while (message := self._packets.next_message()) is not None:
             if self._stage is _Stage.PACKETS:
                 yield message
+            elif self._is_old_login(message):
+                self._stage = _Stage.PACKETS
+                yield message
             elif message.type != PacketType.PRELOGIN:
                 raise ProtocolError(f"A message of type {message.type} instead of {self._stage.value}.")
             elif self._stage is _Stage.PRELOGIN:
                 self._answer_prelogin(bytes(message.data))
             else:
                 yield from self._continue_tls(bytes(message.data))
+
+    def _is_old_login(self, message: Message) -> bool:
+        """Return True if a client of TDS 7.1 begins with its login, without PRELOGIN and encryption."""
+        is_first = self._stage is _Stage.PRELOGIN and message.type == PacketType.LOGIN and self._tls is None
+        if is_first and self._requires_encryption:
+            raise ProtocolError("The client does not encrypt, which only clients of the same machine may.")
+        return is_first
 
     def _answer_prelogin(self, data: bytes) -> None:
         if self._tls is not None:  # TDS 8: everything is encrypted already

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from servicebroker.tds.byte_reader import ByteReader, ProtocolError, decode_utf16
+from servicebroker.tds.dialect import Dialect, find_dialect
 
-TDS_7_3_A, TDS_7_3_B, TDS_7_4, TDS_8_0 = 0x730A0003, 0x730B0003, 0x74000004, 0x08000000
-VERSIONS = frozenset({TDS_7_3_A, TDS_7_3_B, TDS_7_4, TDS_8_0})
 MAX_LOGIN_BYTES = 32 * 1024  # a login with a password has less than 3 KiB
 
 _FIXED_BYTES = 94  # of LOGIN7 before its texts
@@ -52,6 +51,11 @@ class Login(NamedTuple):
     library: str = ""
     is_integrated: bool = False
     features: tuple[int, ...] = ()
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect of the client; TDS 7.4 for a version that is refused."""
+        return find_dialect(self.version) or Dialect.TDS_7_4
 
     @property
     def has_access_token(self) -> bool:

@@ -7,12 +7,13 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from servicebroker.tds.byte_reader import ByteReader, ProtocolError, decode_utf16
+from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.type_reader import read_type, read_value
 from servicebroker.tsql.types import SqlType
 
 MAX_PARAMETERS = 2_100  # of a call, as in SQL Server
 _BY_NUMBER = 0xFFFF  # instead of a name's length
-_NEXT_CALL, _NEXT_CALL_WITHOUT_EXECUTION = 0xFF, 0xFE
+_NEXT_CALL, _NEXT_CALL_WITHOUT_EXECUTION, _OLD_NEXT_CALL = 0xFF, 0xFE, 0x80  # the old one is that of TDS 7.1
 _OUTPUT_BIT, _DEFAULT_BIT, _ENCRYPTED_BIT = 0x01, 0x02, 0x08
 
 PROCEDURES = {
@@ -79,18 +80,19 @@ class TransactionRequest(NamedTuple):
     begins: bool = False
 
 
-def parse_batch(data: bytes | bytearray) -> str:
+def parse_batch(data: bytes | bytearray, dialect: Dialect = Dialect.TDS_7_4) -> str:
     """Return the text of a SQL batch.
 
     Raises:
         ProtocolError: it is malformed.
     """
     reader = ByteReader(data)
-    _skip_headers(reader)
+    if dialect.is_wide:
+        _skip_headers(reader)
     return decode_utf16(reader.take(reader.remaining))
 
 
-def parse_calls(data: bytes | bytearray) -> Iterator[RpcCall]:
+def parse_calls(data: bytes | bytearray, dialect: Dialect = Dialect.TDS_7_4) -> Iterator[RpcCall]:
     """Yield the calls of an RPC message, each read when its turn comes: a batch of a driver may have 100,000.
 
     The last call comes when nothing refers to the bytes of the message any more, so that its memory can be freed.
@@ -100,13 +102,15 @@ def parse_calls(data: bytes | bytearray) -> Iterator[RpcCall]:
         UnsupportedType: a parameter has a type that is not supported.
     """
     reader = ByteReader(data)
-    _skip_headers(reader)
+    ends = {_NEXT_CALL, _NEXT_CALL_WITHOUT_EXECUTION} if dialect.is_wide else {_OLD_NEXT_CALL}
+    if dialect.is_wide:
+        _skip_headers(reader)
     is_empty = True
     while reader.remaining:
         procedure = _read_procedure(reader)
         reader.uint16()  # options, about recompilation and metadata
         parameters: list[RpcParameter] = []
-        while reader.remaining and reader.peek() not in (_NEXT_CALL, _NEXT_CALL_WITHOUT_EXECUTION):
+        while reader.remaining and reader.peek() not in ends:
             parameters.append(_read_parameter(reader))
             if len(parameters) > MAX_PARAMETERS:
                 raise ProtocolError(f"A call has more than {MAX_PARAMETERS} parameters.")

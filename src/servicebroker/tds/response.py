@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from servicebroker.tds import tokens
+from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.packets import PacketWriter
 from servicebroker.tds.tokens import Status
 from servicebroker.tds.type_writer import ColumnType, Encoded, column_type, type_of_values
@@ -26,8 +27,8 @@ class Response:
     A DONE token closes each result set, row count or error. The last one is held back, because it closes the response.
     """
 
-    def __init__(self, writer: PacketWriter, server: str, *, is_call: bool) -> None:
-        self._writer, self._server = writer, server
+    def __init__(self, writer: PacketWriter, server: str, *, is_call: bool, dialect: Dialect = Dialect.TDS_7_4) -> None:
+        self._writer, self._server, self._dialect = writer, server, dialect
         self._statement = tokens.DONE_IN_PROC if is_call else tokens.DONE_STATEMENT
         self._end = tokens.DONE_PROC if is_call else tokens.DONE_STATEMENT
         self._held_back: tuple[Status, int] | None = None
@@ -57,6 +58,7 @@ class Response:
                 server=self._server,
                 procedure=error.procedure,
                 line=error.line,
+                dialect=self._dialect,
             )
         )
         self.has_error = True
@@ -70,8 +72,8 @@ class Response:
         """Write the return code and the values of OUTPUT parameters: position, name, type, value."""
         self._write(tokens.return_status(code))
         for position, name, type_, value in outputs:
-            kind, cells = _fit(type_, [value])
-            self._writer.write(tokens.return_value(position, name, kind))
+            kind, cells = _fit(type_, [value], self._dialect)
+            self._writer.write(tokens.return_value(position, name, kind, self._dialect))
             self._write_parts(cells[0])
 
     def finish(self) -> None:
@@ -79,9 +81,9 @@ class Response:
         status, rows = self._held_back or (Status.FINAL, 0)
         if self._end == tokens.DONE_PROC:
             if self._held_back is not None:
-                self._writer.write(tokens.done(self._statement, status | Status.MORE, rows))
+                self._writer.write(tokens.done(self._statement, status | Status.MORE, rows, dialect=self._dialect))
             status, rows = (Status.ERROR if self.has_error else Status.FINAL), 0
-        self._writer.write(tokens.done(self._end, status, rows))
+        self._writer.write(tokens.done(self._end, status, rows, dialect=self._dialect))
         self._writer.finish()
 
     # ------------------------------------------------------------ output
@@ -95,7 +97,7 @@ class Response:
         if self._held_back is not None:
             status, rows = self._held_back
             self._held_back = None
-            self._writer.write(tokens.done(self._statement, status | Status.MORE, rows))
+            self._writer.write(tokens.done(self._statement, status | Status.MORE, rows, dialect=self._dialect))
 
     def _close_statement(self, status: Status, rows: int) -> None:
         self._release()
@@ -115,6 +117,7 @@ class Response:
                 server=self._server,
                 procedure=message.procedure,
                 line=message.line or 1,
+                dialect=self._dialect,
             )
         )
         if message.is_urgent:
@@ -125,10 +128,10 @@ class Response:
         columns: list[ColumnType] = []
         cells: list[list[Encoded]] = []
         for position, type_ in enumerate(declared):
-            kind, encoded = _fit(type_, [row[position] for row in result.rows])
+            kind, encoded = _fit(type_, [row[position] for row in result.rows], self._dialect)
             columns.append(kind)
             cells.append(encoded)
-        self._write(tokens.column_metadata(result.columns, columns))
+        self._write(tokens.column_metadata(result.columns, columns, self._dialect))
         for start in range(0, len(result.rows), _ROWS_TOGETHER):
             self._write_rows([column[start : start + _ROWS_TOGETHER] for column in cells])
         self._close_statement(Status.COUNT, len(result.rows))
@@ -155,22 +158,22 @@ class Response:
                 self._writer.write(part)
 
 
-def _fit(declared: SqlType | None, values: list[Any]) -> tuple[ColumnType, list[Encoded]]:
+def _fit(declared: SqlType | None, values: list[Any], dialect: Dialect) -> tuple[ColumnType, list[Encoded]]:
     """Return the type of a column and its encoded values.
 
     A type that is unknown, or that does not hold all values, is replaced by one that does.
     """
     if declared is not None:
         with suppress(*_UNFIT):
-            return _encoded(declared, values)
+            return _encoded(declared, values, dialect)
     with suppress(*_UNFIT):
-        return _encoded(type_of_values(values), values)
-    kind = column_type(NVARCHAR)
+        return _encoded(type_of_values(values), values, dialect)
+    kind = column_type(NVARCHAR, dialect)
     return kind, [kind.encode(None if value is None else _text(value)) for value in values]
 
 
-def _encoded(type_: SqlType, values: list[Any]) -> tuple[ColumnType, list[Encoded]]:
-    kind = column_type(type_)
+def _encoded(type_: SqlType, values: list[Any], dialect: Dialect) -> tuple[ColumnType, list[Encoded]]:
+    kind = column_type(type_, dialect)
     encode = kind.encode
     return kind, [encode(value) for value in values]
 

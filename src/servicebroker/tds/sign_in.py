@@ -29,7 +29,8 @@ from servicebroker.store.running import run
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 from servicebroker.tds.client_session import ClientSession, SignedIn
-from servicebroker.tds.login import VERSIONS, Login
+from servicebroker.tds.dialect import find_dialect
+from servicebroker.tds.login import Login
 from servicebroker.tsql.context import MASTER
 from servicebroker.tsql.login_passwords import StoredLogin, find_stored_login, is_password
 
@@ -177,8 +178,8 @@ class SignIn:
         return session
 
     def _check(self, login: Login, address: str, has_gone: Callable[[], bool]) -> Principal:
-        if login.version not in VERSIONS:
-            reason = f"The client speaks TDS 0x{login.version:08X}; TDS 7.3 and 7.4 are supported."
+        if find_dialect(login.version) is None:
+            reason = f"The client speaks TDS 0x{login.version:08X}; TDS 7.1 to 7.4 and 8.0 are supported."
             raise SignInError(reason, (17828, 20, f"{reason} Use a newer driver, or set its TDS version."))
         if login.is_integrated or login.has_access_token or not login.user:
             reason = "Only SQL authentication is supported, with a login and its password."
@@ -221,7 +222,8 @@ class SignIn:
     def _open(self, login: Login, principal: Principal) -> ClientSession:
         database = cleaned(login.database) or MASTER
         try:
-            return ClientSession(self._instance, SignedIn(principal, database, cleaned(login.program)), self._server)
+            client = SignedIn(principal, database, cleaned(login.program), login.dialect)
+            return ClientSession(self._instance, client, self._server)
         except BrokerError as refused:
             if refused.number not in (911, 916):
                 raise

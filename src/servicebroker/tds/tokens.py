@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import IntFlag
 
 from servicebroker.tds.byte_reader import encode_utf16
-from servicebroker.tds.login import TDS_7_4
+from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.prelogin import SERVER_VERSION
 from servicebroker.tds.type_writer import COLLATION, ColumnType
 
@@ -25,6 +25,7 @@ DONE_STATEMENT, DONE_PROC, DONE_IN_PROC = 0xFD, 0xFE, 0xFF
     _ROLLBACK_CHANGE,
     _RESET_CHANGE,
 ) = 1, 2, 4, 7, 8, 9, 10, 18
+_DONE, _OLD_DONE = struct.Struct("<BHHQ"), struct.Struct("<BHHI")  # token, status, command, rows
 _NULLABLE_FLAG = 0x0001  # a flag of a column
 _MAX_TEXT_CHARACTERS = 4_000  # of an error, so that a token stays below 64 KiB
 _MAX_NAME_CHARACTERS = 128
@@ -55,38 +56,65 @@ def _sized(token: int, content: bytes) -> bytes:
     return struct.pack("<BH", token, len(content)) + content
 
 
-def done(token: int, status: Status, rows: int = 0) -> bytes:
+def done(token: int, status: Status, rows: int = 0, *, dialect: Dialect = Dialect.TDS_7_4) -> bytes:
     """DONE_STATEMENT, DONE_PROC or DONE_IN_PROC: the end of a statement, or of the response."""
-    return struct.pack("<BHHQ", token, status, 0, rows)
+    return (_DONE if dialect.is_wide else _OLD_DONE).pack(token, status, 0, rows)
 
 
 def _report(
-    token: int, number: int, state: int, level: int, text: str, server: str, procedure: str, line: int
+    token: int,
+    number: int,
+    state: int,
+    level: int,
+    text: str,
+    server: str,
+    procedure: str,
+    line: int,
+    dialect: Dialect,
 ) -> bytes:
     head = struct.pack("<iBB", number, min(255, max(0, state)), level)
     text = text[:_MAX_TEXT_CHARACTERS]
     names = _long_text(text) + _short_text(server) + _short_text(procedure)
-    return _sized(token, head + names + struct.pack("<I", max(0, line)))
+    line = max(0, line)
+    return _sized(
+        token, head + names + (struct.pack("<I", line) if dialect.is_wide else struct.pack("<H", min(line, 0xFFFF)))
+    )
 
 
 def error(
-    number: int, text: str, *, level: int = 16, state: int = 1, server: str = "", procedure: str = "", line: int = 0
+    number: int,
+    text: str,
+    *,
+    level: int = 16,
+    state: int = 1,
+    server: str = "",
+    procedure: str = "",
+    line: int = 0,
+    dialect: Dialect = Dialect.TDS_7_4,
 ) -> bytes:
     """ERROR."""
-    return _report(_ERROR_TOKEN, number, state, level, text, server, procedure, line)
+    return _report(_ERROR_TOKEN, number, state, level, text, server, procedure, line, dialect)
 
 
 def info(
-    number: int, text: str, *, level: int = 0, state: int = 1, server: str = "", procedure: str = "", line: int = 0
+    number: int,
+    text: str,
+    *,
+    level: int = 0,
+    state: int = 1,
+    server: str = "",
+    procedure: str = "",
+    line: int = 0,
+    dialect: Dialect = Dialect.TDS_7_4,
 ) -> bytes:
     """INFO: PRINT, RAISERROR up to level 10, and notes of the server."""
-    return _report(_INFO_TOKEN, number, state, level, text, server, procedure, line)
+    return _report(_INFO_TOKEN, number, state, level, text, server, procedure, line, dialect)
 
 
-def login_ack(version: int) -> bytes:
-    """LOGINACK, with the version of TDS that the client asked for."""
+def login_ack(dialect: Dialect) -> bytes:
+    """LOGINACK, with the version of TDS."""
     major, minor, build = SERVER_VERSION
-    content = b"\x01" + struct.pack(">I", TDS_7_4 if version < 0x70000000 else version)
+    content = b"\x01" + struct.pack(">I", dialect)
     content += _short_text(PROGRAM_NAME) + struct.pack(">BBH", major, minor, build)
     return _sized(_LOGIN_ACK, content)
 
@@ -136,11 +164,17 @@ def reset_done() -> bytes:
     return _sized(_ENV_CHANGE, bytes([_RESET_CHANGE, 0, 0]))
 
 
-def column_metadata(names: Sequence[str], types: Sequence[ColumnType]) -> bytes:
+def _user_type(dialect: Dialect) -> bytes:
+    return bytes(4 if dialect.is_wide else 2)
+
+
+def column_metadata(names: Sequence[str], types: Sequence[ColumnType], dialect: Dialect = Dialect.TDS_7_4) -> bytes:
     """COLMETADATA: the columns of a result set."""
     parts = [struct.pack("<BH", _COL_METADATA, len(names))]
+    head = _user_type(dialect) + struct.pack("<H", _NULLABLE_FLAG)
     for name, kind in zip(names, types, strict=True):
-        parts.append(struct.pack("<IH", 0, _NULLABLE_FLAG) + kind.info + _short_text(name))
+        table = _long_text("") if kind.has_table else b""
+        parts.append(head + kind.info + table + _short_text(name))
     return b"".join(parts)
 
 
@@ -149,7 +183,7 @@ def return_status(code: int) -> bytes:
     return struct.pack("<Bi", _RETURN_STATUS, code)
 
 
-def return_value(position: int, name: str, kind: ColumnType) -> bytes:
+def return_value(position: int, name: str, kind: ColumnType, dialect: Dialect = Dialect.TDS_7_4) -> bytes:
     """RETURNVALUE: an OUTPUT parameter, before its value."""
     head = struct.pack("<BH", _RETURN_VALUE, position) + _short_text(name)
-    return head + struct.pack("<BIH", 1, 0, _NULLABLE_FLAG) + kind.info
+    return head + b"\1" + _user_type(dialect) + struct.pack("<H", _NULLABLE_FLAG) + kind.info

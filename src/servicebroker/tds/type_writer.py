@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from servicebroker.tds.byte_reader import encode_utf16
+from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.type_reader import (
     CODE_PAGE,
     DAY_TICKS_300,
@@ -44,11 +45,13 @@ class ColumnType(NamedTuple):
         info: its TYPE_INFO.
         encode: returns a value with its length. Raises TypeError, ValueError, OverflowError or struct.error for a
             value that the type cannot hold.
+        has_table: True if the name of a table follows the type in COLMETADATA.
     """
 
     sql_type: SqlType
     info: bytes
     encode: Encoder
+    has_table: bool = False
 
 
 def _nullable(null: bytes, encode: Callable[[Any], Encoded]) -> Encoder:
@@ -248,10 +251,14 @@ _STRINGS: dict[str, tuple[int, int, Callable[[Any], bytes]]] = {
 }
 
 
-def column_type(sql_type: SqlType) -> ColumnType:
+def column_type(sql_type: SqlType, dialect: Dialect = Dialect.TDS_7_4) -> ColumnType:
     """Return how a type of T-SQL is written. text, ntext and image are written as their successors of MAX."""
     sql_type = _OLD_LONG_TYPES.get(sql_type.name, sql_type)
     name = sql_type.name
+    if not dialect.has_dates and name in _TEXTS_OF_DATES:
+        return _date_as_text(sql_type)
+    if not dialect.is_wide and (name == "xml" or (name in _STRINGS and _is_long(sql_type))):
+        return _old_long_type(sql_type)
     if name in _SIMPLE:
         return ColumnType(sql_type, *_SIMPLE[name])
     if name == "decimal":
@@ -269,11 +276,66 @@ def column_type(sql_type: SqlType) -> ColumnType:
 def _string_type(sql_type: SqlType) -> ColumnType:
     code, width, encode = _STRINGS[sql_type.name]
     collation = b"" if sql_type.name in BINARIES else COLLATION
-    length = sql_type.length
-    if length is None or length < 0 or length * width > MAX_SHORT_BYTES:
+    if _is_long(sql_type):
         return ColumnType(sql_type, struct.pack("<BH", code, MAX_LENGTH) + collation, _chunks(encode))
-    size = length * width
+    size = (sql_type.length or 0) * width
     return ColumnType(sql_type, struct.pack("<BH", code, size) + collation, _short(encode, size))
+
+
+def _is_long(sql_type: SqlType) -> bool:
+    length = sql_type.length
+    return length is None or length < 0 or length * _STRINGS[sql_type.name][1] > MAX_SHORT_BYTES
+
+
+# ---------------------------------------------------------------- older dialects
+
+_TEXT_POINTER = b"\x10" + bytes(16) + bytes(8)  # with a timestamp; clients do not look at it
+_OLD_LONG_CODES = {_raw: 0x22, _narrow: 0x23, _wide: 0x63}  # image, text, ntext
+
+
+def _old_long_type(sql_type: SqlType) -> ColumnType:
+    """Return how a type of MAX is written for clients that know none."""
+    encode = _wide if sql_type.name == "xml" else _STRINGS[sql_type.name][2]
+    collation = b"" if sql_type.name in BINARIES else COLLATION
+    info = struct.pack("<BI", _OLD_LONG_CODES[encode], _MAX_CHUNK) + collation
+
+    def encode_long(value: Any) -> Encoded:
+        content = encode(value)
+        return _TEXT_POINTER, struct.pack("<i", len(content)), content
+
+    return ColumnType(sql_type, info, _nullable(_NULL_BYTE, encode_long), has_table=True)
+
+
+def _date_as_text(sql_type: SqlType) -> ColumnType:
+    """Return how a date or time is written for clients without its type: as nvarchar."""
+    to_text, length = _TEXTS_OF_DATES[sql_type.name]
+    digits = 7 if sql_type.scale is None else sql_type.scale
+    text_type = _string_type(SqlType("nvarchar", length))
+    return text_type._replace(encode=lambda value: text_type.encode(None if value is None else to_text(value, digits)))
+
+
+def _time_text(value: time | datetime, digits: int) -> str:
+    return f"{value:%H:%M:%S}" + (f".{value.microsecond * 10:07}"[: digits + 1] if digits else "")
+
+
+def _moment_text(value: datetime, digits: int) -> str:
+    return f"{value.date().isoformat()} {_time_text(value, digits)}"
+
+
+def _offset_text(value: datetime, digits: int) -> str:
+    offset = value.utcoffset()
+    if offset is None:
+        raise ValueError(value)
+    minutes = round(offset.total_seconds() / 60)
+    return f"{_moment_text(value, digits)} {'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
+
+
+_TEXTS_OF_DATES: dict[str, tuple[Callable[[Any, int], str], int]] = {
+    "date": (lambda value, _: str(value.isoformat())[:10], 10),
+    "time": (_time_text, 16),
+    "datetime2": (_moment_text, 27),
+    "datetimeoffset": (_offset_text, 34),
+}
 
 
 def _variant(value: Any) -> bytes:

@@ -17,14 +17,16 @@ import pytest
 import servicebroker as sb
 from servicebroker.tds import connection
 from servicebroker.tds.byte_reader import encode_utf16
+from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.packets import END_OF_MESSAGE, RESET_SESSION, PacketType
 from servicebroker.tds.server import tds_served
 from servicebroker.tds.tokens import Status
-from servicebroker.tsql.types import INT, NVARCHAR
+from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
-from tds_support import NO_HEADERS, RawClient, call, parameter
+from tds_support import NO_HEADERS, RawClient, call, login_message, parameter
 
 PASSWORD = "Secret 1"
+NVARCHAR_4000 = SqlType("nvarchar", 4000)
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +143,18 @@ def test_refused_requests_leave_the_session(client: RawClient) -> None:
     client.send(PacketType.BULK_LOAD, b"")
     assert says(client.read(), "Bulk load")
     assert says(client.batch("PRINT 'alive'"), "alive")
+
+
+def test_a_client_of_tds_7_1_signs_in_without_prelogin(port: int, database: sb.Database) -> None:
+    with RawClient(port) as client:
+        client.send(PacketType.LOGIN, login_message("sa", PASSWORD, database.name, version=Dialect.TDS_7_1))
+        assert b"\x71\0\0\x01" in client.read()  # in LOGINACK
+        client.send(PacketType.SQL_BATCH, encode_utf16("SELECT CAST('2026-01-02' AS date), N'<a/>'"))
+        response = client.read()
+        assert says(response, "2026-01-02")
+        assert response[-9:] == struct.pack("<BHHI", 0xFD, Status.COUNT, 0, 1)
+        client.send(PacketType.RPC, call(10, parameter("", NVARCHAR_4000, "SELECT 7"))[4:])
+        assert b"\x26\x04" in client.read()
 
 
 def test_calls_return_outputs_and_status(client: RawClient) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from servicebroker.tds import tokens
 from servicebroker.tds.byte_reader import ByteReader, ProtocolError, encode_utf16
-from servicebroker.tds.login import TDS_7_4, mask, parse_login, unmask
+from servicebroker.tds.dialect import Dialect
+from servicebroker.tds.login import mask, parse_login, unmask
 from servicebroker.tds.packets import (
     DEFAULT_PACKET_BYTES,
     END_OF_MESSAGE,
@@ -123,7 +124,7 @@ def test_prelogin(wish: Encryption, is_required: bool, answer: Encryption) -> No
 def test_login(features: bytes) -> None:
     login = parse_login(login_message("app", "Geheim!1€", "Shop", packet_bytes=8000, features=features))
     assert (login.user, login.password, login.database, login.program) == ("app", "Geheim!1€", "Shop", "program")
-    assert (login.version, login.packet_bytes, login.is_integrated) == (TDS_7_4, 8000, False)
+    assert (login.version, login.packet_bytes, login.is_integrated) == (Dialect.TDS_7_4, 8000, False)
     assert login.features == ((10, 1) if features else ())
     assert parse_login(login_message("", "", second_flags=0x80)).is_integrated
     assert parse_login(login_message("a", "b", features=b"\x02\0\0\0\0\xff")).has_access_token
@@ -258,6 +259,28 @@ def test_a_value_that_its_type_cannot_hold_is_refused(kind: str, value: Any) -> 
         column_type(parse_type(kind)).encode(value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("date", date(26, 1, 2), "0026-01-02"),
+        ("time(0)", time(3, 4, 5, 900_000), "03:04:05"),
+        ("datetime2(3)", datetime(2026, 1, 2, 3, 4, 5, 678_000), "2026-01-02 03:04:05.678"),
+        (
+            "datetimeoffset(0)",
+            datetime(2026, 1, 2, tzinfo=timezone(-timedelta(minutes=90))),
+            "2026-01-02 00:00:00 -01:30",
+        ),
+        ("nvarchar(max)", "a", "a"),
+    ],
+)
+def test_old_clients_get_types_that_they_know(kind: str, value: Any, text: str) -> None:
+    encoded = column_type(parse_type(kind), Dialect.TDS_7_1).encode(value)
+    content = encode_utf16(text)
+    is_long = isinstance(encoded, tuple)
+    head = b"\x10" + bytes(24) + struct.pack("<i", len(content)) if is_long else struct.pack("<H", len(content))
+    assert b"".join(encoded if isinstance(encoded, tuple) else (encoded,)) == head + content
+
+
 @pytest.mark.parametrize("code", [0xF3, 0xF0, 0xF4, 0x37])
 def test_types_are_refused_by_name(code: int) -> None:
     with pytest.raises(UnsupportedType):
@@ -312,6 +335,12 @@ def test_random_packets_end_in_one_error(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("token", "content"),
     [
+        (tokens.done(tokens.DONE_STATEMENT, tokens.Status.COUNT, 3, dialect=Dialect.TDS_7_1), "fd10000000 03000000"),
+        (tokens.error(5, "no", line=3, dialect=Dialect.TDS_7_1), "aa1000 05000000 01 10 0200 6e006f00 00 00 0300"),
+        (
+            tokens.column_metadata(["a"], [column_type(SqlType("xml"), Dialect.TDS_7_1)], Dialect.TDS_7_1),
+            "81 0100 0000 0100 63 ffffff7f 0904d00034 0000 01 6100",
+        ),
         (tokens.done(tokens.DONE_STATEMENT, tokens.Status.COUNT, 3), "fd1000000003000000000000 00"),
         (tokens.return_status(-6), "79faffffff"),
         (tokens.database_change("a", "b"), "e30700 01 01 6100 01 6200 "),
