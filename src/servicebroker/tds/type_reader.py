@@ -372,7 +372,7 @@ def _checked(type_: WireType, data: memoryview) -> Any:
     expected = _BYTES_OF_VALUE.get(name)
     if name in ("time", "datetime2", "datetimeoffset"):
         expected = time_bytes(scale) + {"time": 0, "datetime2": 3, "datetimeoffset": 5}[name]
-    if (expected is not None and len(data) != expected) or (name == "decimal" and len(data) not in (5, 9, 13, 17)):
+    if (expected is not None and len(data) != expected) or (name == "decimal" and not 2 <= len(data) <= 17):
         raise ProtocolError(f"A value of {name} has {len(data)} bytes.")
     return type_.decode(data)
 

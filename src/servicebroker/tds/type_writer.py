@@ -290,14 +290,15 @@ def _is_long(sql_type: SqlType) -> bool:
 # ---------------------------------------------------------------- older dialects
 
 _TEXT_POINTER = b"\x10" + bytes(16) + bytes(8)  # with a timestamp; clients do not look at it
-_OLD_LONG_CODES = {_raw: 0x22, _narrow: 0x23, _wide: 0x63}  # image, text, ntext
+_IMAGE_CODE, _TEXT_CODE, _NTEXT_CODE = 0x22, 0x23, 0x63
 
 
 def _old_long_type(sql_type: SqlType) -> ColumnType:
     """Return how a type of MAX is written for clients that know none."""
     encode = _wide if sql_type.name == "xml" else _STRINGS[sql_type.name][2]
     collation = b"" if sql_type.name in BINARIES else COLLATION
-    info = struct.pack("<BI", _OLD_LONG_CODES[encode], _MAX_CHUNK) + collation
+    code = _IMAGE_CODE if sql_type.name in BINARIES else _TEXT_CODE if encode is _narrow else _NTEXT_CODE
+    info = struct.pack("<BI", code, _MAX_CHUNK) + collation
 
     def encode_long(value: Any) -> Encoded:
         content = encode(value)

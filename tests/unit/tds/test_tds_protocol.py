@@ -281,6 +281,11 @@ def test_old_clients_get_types_that_they_know(kind: str, value: Any, text: str) 
     assert b"".join(encoded if isinstance(encoded, tuple) else (encoded,)) == head + content
 
 
+def test_a_decimal_may_have_fewer_bytes_than_its_precision_needs() -> None:
+    reader = ByteReader(b"\x6a\x11\x26\x02\x02\x01\x7d")  # as jTDS sends 1.25
+    assert read_value(reader, read_type(reader)) == Decimal("1.25")
+
+
 @pytest.mark.parametrize("code", [0xF3, 0xF0, 0xF4, 0x37])
 def test_types_are_refused_by_name(code: int) -> None:
     with pytest.raises(UnsupportedType):
@@ -350,7 +355,19 @@ def test_random_packets_end_in_one_error(data: bytes) -> None:
         (tokens.column_metadata(["a"], [column_type(INT)]), "81 0100 00000000 0100 2604 01 6100"),
         (tokens.feature_ack(), "aeff"),
     ],
-    ids=["done", "status", "database", "began", "committed", "error", "columns", "features"],
+    ids=[
+        "old done",
+        "old error",
+        "old columns",
+        "done",
+        "status",
+        "database",
+        "began",
+        "committed",
+        "error",
+        "columns",
+        "features",
+    ],
 )
 def test_tokens(token: bytes, content: str) -> None:
     assert token == bytes.fromhex(content)

@@ -81,6 +81,8 @@ def _options(machine: Machine) -> int:
     return options
 
 
+_COMPATIBLE = "Microsoft SQL Server compatible - 16.0.1000.0"  # drivers read the version from it
+
 SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
     "@@rowcount": lambda machine: machine.rowcount,
     "@@error": lambda machine: machine.error_number,
@@ -93,7 +95,7 @@ SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
     "@@identity": lambda machine: machine.identity,
     "@@fetch_status": lambda machine: machine.fetch_status,
     "@@procid": lambda machine: machine.frame.object_id,
-    "@@version": lambda machine: f"servicebroker {version('servicebroker')}",
+    "@@version": lambda machine: f"{_COMPATIBLE} (servicebroker {version('servicebroker')})",
     "scope_identity": lambda machine: machine.scope_identity,
     "xact_state": lambda machine: machine.transactions.state,
     "error_number": _caught_error_value("number"),
