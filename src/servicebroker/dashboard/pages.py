@@ -34,6 +34,7 @@ from servicebroker.engine.diagnosis.judgement import judge_failed_queries
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, limit_for, refusals
 from servicebroker.engine.diagnosis.queue_findings import judge_queue
+from servicebroker.engine.diagnosis.tds_clients import connected_clients
 from servicebroker.engine.diagnosis.totals import statement_totals
 from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.errors import BrokerError
@@ -43,6 +44,7 @@ from servicebroker.protocol.explanation import words
 from servicebroker.store.statements import Steps
 
 MAX_QUEUES = 300  # on one page
+MAX_CLIENTS = 200  # of SQL Server, on one page
 TOP_STATEMENTS = 20  # shown unless the address has all=...
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
@@ -360,6 +362,7 @@ def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dic
             "routes": (yield from dashboard_queries.routes(now)),
             "links": (yield from dashboard_queries.links()),
             "refusals": (yield from refusals()),
+            "clients": (yield from connected_clients(MAX_CLIENTS)),
             "certificates": [(certificate, certificate.is_expiring(now)) for certificate in certificates],
             "forwarded": (yield from dashboard_queries.count_forwarded()),
             "databases": sorted(brokers.values()),

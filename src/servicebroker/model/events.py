@@ -16,9 +16,13 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import describe_exception, short_repr
 
+LOGIN_CLASS, LOGOUT_CLASS, LOGIN_FAILED_CLASS = 14, 15, 20
 CONVERSATION_CLASS, CONVERSATION_GROUP_CLASS, QUEUE_DISABLED_CLASS, ACTIVATION_CLASS = 124, 136, 143, 163
 
 NAMES = {
+    LOGIN_CLASS: "Audit Login",
+    LOGOUT_CLASS: "Audit Logout",
+    LOGIN_FAILED_CLASS: "Audit Login Failed",
     CONVERSATION_CLASS: "Broker:Conversation",
     CONVERSATION_GROUP_CLASS: "Broker:Conversation Group",
     QUEUE_DISABLED_CLASS: "Broker:Queue Disabled",
@@ -38,7 +42,8 @@ class BrokerEvent(NamedTuple):
 
     `subclass` divides the event class: for 163 into Started, Ended, Aborted and Not started. `columns` are further
     columns of the trace, with its names. For 124 they are GUID (the conversation), ObjectName (the handle), MethodName
-    (the group) and RoleName; for 136 GUID (the group).
+    (the group) and RoleName; for 136 GUID (the group). For 14, 15 and 20 they are LoginName, HostName,
+    ApplicationName and DatabaseName of a client of SQL Server.
     """
 
     number: int

@@ -16,6 +16,7 @@ joins them, with the encryption of `tls.py`. Around them is the server::
       connection.py: one client's socket       -> sign_in.py: its password, its session
         client_session.py: one client's session -> tsql/session.py, on session_instance.py
           response.py: output of the session as tokens
+      reporter.py: what status, doctor, metrics and views tell about the clients
 
 **The rules.**
 
@@ -27,6 +28,7 @@ joins them, with the encryption of `tls.py`. Around them is the server::
   the request; a session that has state in PostgreSQL keeps it.
 * A long value is not copied to be written: `type_writer.py` returns its parts, `packets.py` cuts them into packets.
 
-**Where.** The protocol is TDS 7.3 and 7.4. MARS, bulk load, cursors and federated sign-in are refused. Begin with
-`connection.py`, then `client_session.py`; for the protocol with `packets.py`, then `requests.py`.
+**Where.** The protocol is TDS 7.4; `dialect.py` has what 7.1 to 7.3 write in another way. MARS, bulk load, cursors and
+federated sign-in are refused. Begin with `connection.py`, then `client_session.py`; for the protocol with `packets.py`,
+then `requests.py`.
 """

@@ -119,6 +119,11 @@ class ClientSession:
         """The name of the current database."""
         return self._database
 
+    @property
+    def backend(self) -> int | None:
+        """The pid of the session of PostgreSQL, None while there is none. Any thread may call this."""
+        return self._instance.backend
+
     def _open(self) -> Session:
         """Return the open session. A parked one is opened again."""
         if self._session is None:

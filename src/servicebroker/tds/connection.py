@@ -8,20 +8,26 @@ is not done yet; it waits. Otherwise only an attention is expected meanwhile.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import re
 import ssl
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.events import LOGOUT_CLASS
+from servicebroker.model.security.client_refusals import ClientRefusal
+from servicebroker.model.wording import cleaned
 from servicebroker.overriding import override
 from servicebroker.tds import tokens
 from servicebroker.tds.byte_reader import ProtocolError
 from servicebroker.tds.dialect import Dialect
-from servicebroker.tds.handshake import Handshake
+from servicebroker.tds.handshake import EncryptionRequired, Handshake
 from servicebroker.tds.login import Login, parse_login
 from servicebroker.tds.packets import DEFAULT_PACKET_BYTES, Message, PacketType, PacketWriter, message_of
+from servicebroker.tds.reporter import ReportedClient
 from servicebroker.tds.sign_in import SignInError
 
 if TYPE_CHECKING:
@@ -38,7 +44,12 @@ _CLOSE_TIMEOUT_S = 5.0  # for a client to read what was written before the end
 _MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of answers to a client that sends and does not read
 _MESSAGE_TIMEOUT_S = 60.0  # for a message to arrive, and a second for each _MIN_BYTES_PER_S
 _MIN_BYTES_PER_S = 64 * 1024
+_CERTIFICATE_ALERT = re.compile(r"ALERT_(UNKNOWN_CA|BAD_CERTIFICATE|CERTIFICATE_)")  # sent by the client
+_FULL = "Could not connect because the maximum number of user connections has already been reached."
 _SHUTDOWN = "SHUTDOWN is in progress."
+
+
+_numbers = itertools.count(1)  # of connections
 
 
 class ClientGone(Exception):
@@ -106,6 +117,9 @@ class ClientConnection(asyncio.Protocol):
         self._arriving_since = 0.0
         self._running_bytes = self._held_bytes = 0  # of the running request, and of all that is in memory
         self.signed_in_as = ""
+        self.number = next(_numbers)
+        self._was_refused = False
+        self._login: Login | None = None
 
     # ------------------------------------------------------------ the socket
 
@@ -137,6 +151,7 @@ class ClientConnection(asyncio.Protocol):
             self._flush()
         except (ProtocolError, ssl.SSLError) as problem:
             self._flush()
+            self._note_refusal(problem)
             self._log_end(str(problem))
             self.abort()
 
@@ -151,9 +166,24 @@ class ClientConnection(asyncio.Protocol):
         self._server.remove(self)
         if not self._is_busy:
             self._release_bytes()
+        if not self._was_refused and (kind := self._handshake.likely_refusal) is not None:
+            self._server.reporter.note_refusal(kind, self._address)
         session = self._session
         if session is not None:
             self._server.in_thread(session.terminate if self._is_busy else session.close)
+        if (login := self._login) is not None:
+            text = f"Logout of user '{cleaned(login.user)}'. [CLIENT: {self._address}]"
+            self._server.in_thread(lambda: self._server.sign_in.tell(LOGOUT_CLASS, login, text))
+
+    def _note_refusal(self, problem: Exception) -> None:
+        kind: ClientRefusal | None = None
+        if isinstance(problem, ssl.SSLError):
+            kind = ClientRefusal.CERTIFICATE if _CERTIFICATE_ALERT.search(problem.reason or "") else ClientRefusal.TLS
+        elif isinstance(problem, EncryptionRequired):
+            kind = ClientRefusal.ENCRYPTION
+        if kind is not None:
+            self._server.reporter.note_refusal(kind, self._address)
+        self._was_refused = True
 
     @override
     def pause_writing(self) -> None:
@@ -230,6 +260,18 @@ class ClientConnection(asyncio.Protocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(seconds, act) if callable(act) else None
 
+    @property
+    def reported(self) -> ReportedClient | None:
+        """The client for reports, None before its login."""
+        login, session = self._login, self._session
+        if login is None or session is None:
+            return None
+        user, host, program, library = map(cleaned, (login.user, login.host, login.program, login.library))
+        is_encrypted = self._handshake.is_encrypted
+        return ReportedClient(
+            user, host, program, library, self._address, is_encrypted, session.database, session.backend
+        )
+
     # ------------------------------------------------------------ messages
 
     def _take(self, message: Message) -> None:
@@ -247,7 +289,13 @@ class ClientConnection(asyncio.Protocol):
             raise ProtocolError(f"A message of type {message.type} instead of a login.")
 
     def _sign_in(self, login: Login) -> None:
-        self._is_busy, self._dialect = True, login.dialect
+        self._dialect = login.dialect
+        if self._server.is_full:
+            self._server.reporter.note_refusal(ClientRefusal.LIMIT, self._address, login.user)
+            self._write_end(((17809, 20, _FULL),))
+            self.abort()
+            return
+        self._is_busy = True
         self._server.sign_ins.add(self, self._address, lambda: self._sign_in_in_thread(login))
 
     def _sign_in_in_thread(self, login: Login) -> None:
@@ -257,6 +305,7 @@ class ClientConnection(asyncio.Protocol):
             reports: tuple[tuple[int, int, str], ...] = ()
         except SignInError as refused:
             reports = refused.reports
+            self._server.reporter.note_refusal(refused.kind, self._address, login.user, refused.reason)
         except InstanceError as problem:
             reports = ((17197, 20, f"Login failed: {problem}"),)
         except Exception:
@@ -275,7 +324,7 @@ class ClientConnection(asyncio.Protocol):
         if self._is_closing:
             self._server.in_thread(session.close)
             return
-        self._session, self.signed_in_as = session, login.user
+        self._session, self.signed_in_as, self._login = session, login.user, login
         self._server.note_signed_in(self)
         self._handshake.allow_requests(login.packet_bytes)
         self.write(message_of(self._login_response(login, session)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
+from servicebroker.model.security.client_refusals import ClientRefusal
 from servicebroker.tds.byte_reader import ProtocolError
 from servicebroker.tds.login import MAX_LOGIN_BYTES
 from servicebroker.tds.packets import (
@@ -19,6 +20,10 @@ from servicebroker.tds.packets import (
 from servicebroker.tds.prelogin import Encryption, answer_prelogin, choose_encryption, parse_prelogin
 from servicebroker.tds.request_memory import MAX_REQUEST_BYTES
 from servicebroker.tds.tls import HANDSHAKE_BYTE, TlsContexts, TlsPipe
+
+
+class EncryptionRequired(ProtocolError):
+    """A client that must encrypt does not."""
 
 
 class _Stage(Enum):
@@ -41,6 +46,8 @@ class Handshake:
         self._stage = _Stage.PRELOGIN
         self._tls: TlsPipe | None = None
         self._is_first = True
+        self._has_login = self._has_begun_tls = False
+        self._wish = Encryption.NOT_SUPPORTED
         self._out = bytearray()
         self.packet_bytes = DEFAULT_PACKET_BYTES
 
@@ -48,6 +55,15 @@ class Handshake:
     def is_encrypted(self) -> bool:
         """True if what the client sends is encrypted."""
         return self._tls is not None
+
+    @property
+    def likely_refusal(self) -> ClientRefusal | None:
+        """The likely reason of a client that has closed the connection before its login."""
+        if self._tls is None or self._has_login:
+            return None
+        if self._has_begun_tls or self._stage is not _Stage.WRAPPED_TLS:
+            return ClientRefusal.CERTIFICATE
+        return None if self._wish in (Encryption.ON, Encryption.REQUIRED) else ClientRefusal.ENCRYPTION
 
     @property
     def buffered_bytes(self) -> int:
@@ -77,6 +93,7 @@ class Handshake:
         self._packets.feed(data)
         while (message := self._packets.next_message()) is not None:
             if self._stage is _Stage.PACKETS:
+                self._has_login = True
                 yield message
             elif self._is_old_login(message):
                 self._stage = _Stage.PACKETS
@@ -92,7 +109,7 @@ class Handshake:
         """Return True if a client of TDS 7.1 begins with its login, without PRELOGIN and encryption."""
         is_first = self._stage is _Stage.PRELOGIN and message.type == PacketType.LOGIN and self._tls is None
         if is_first and self._requires_encryption:
-            raise ProtocolError("The client does not encrypt, which only clients of the same machine may.")
+            raise EncryptionRequired("The client does not encrypt, which only clients of the same machine may.")
         return is_first
 
     def _answer_prelogin(self, data: bytes) -> None:
@@ -100,7 +117,8 @@ class Handshake:
             self.send(message_of(answer_prelogin(Encryption.ON)))
             self._stage = _Stage.PACKETS
             return
-        encryption = choose_encryption(parse_prelogin(data).encryption, is_required=self._requires_encryption)
+        self._wish = parse_prelogin(data).encryption
+        encryption = choose_encryption(self._wish, is_required=self._requires_encryption)
         self.send(message_of(answer_prelogin(encryption)))
         if encryption is Encryption.NOT_SUPPORTED:
             self._stage = _Stage.PACKETS
@@ -110,6 +128,7 @@ class Handshake:
     def _continue_tls(self, data: bytes) -> Iterator[Message]:
         """Continue a handshake whose bytes come in packets. After it, packets come inside of TLS."""
         assert self._tls is not None
+        self._has_begun_tls = True
         early = self._tls.feed(data)
         if answer := self._tls.take():
             self._out += message_of(answer, PacketType.PRELOGIN)

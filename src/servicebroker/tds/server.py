@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,6 +16,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.admission import Admission, SlotLimits
 from servicebroker.tds.connection import SIGN_IN_TIMEOUT_S, ClientConnection
+from servicebroker.tds.reporter import REPORT_INTERVAL_S, ReportedClient, ReportedServer, Reporter
 from servicebroker.tds.request_memory import RequestMemory
 from servicebroker.tds.sign_in import SignIn
 from servicebroker.tds.sign_in_queue import SignInQueue
@@ -42,6 +43,7 @@ class TdsServer:
         contexts: the TLS settings.
         sign_in: lets clients in.
         sign_ins: the turns of sign-ins.
+        reporter: tells status, doctor, metrics and views about the clients.
         memory: what the requests of all clients take.
         name: the name of the server, as in errors.
         is_stopping: True after `stop`.
@@ -57,6 +59,8 @@ class TdsServer:
         self._unauthenticated: Admission[ClientConnection] = Admission(UNAUTHENTICATED)
         self.sign_ins: SignInQueue[ClientConnection] = SignInQueue(self.in_thread, self.in_loop)
         self.memory = RequestMemory()
+        self.reporter = Reporter(instance)
+        self._is_reporting = False
         self._workers = ThreadPoolExecutor(2 * MAX_CONNECTIONS, thread_name_prefix="servicebroker tds")
         self._thread = threading.Thread(target=self.loop.run_forever, name="servicebroker tds", daemon=True)
 
@@ -74,7 +78,11 @@ class TdsServer:
             raise InstanceError(
                 f"Clients of SQL Server cannot be served at {host}:{port}: {problem.strerror or problem}."
             ) from None
-        return int(listener.sockets[0].getsockname()[1])
+        bound_port = int(listener.sockets[0].getsockname()[1])
+        address = f"{host or '0.0.0.0'}:{bound_port}"
+        self.reporter.server = ReportedServer(address, self.contexts.is_self_signed, MAX_CONNECTIONS)
+        self.in_loop(self._report)
+        return bound_port
 
     async def _listen(self, host: str, port: int) -> asyncio.Server:
         self._listener = await self.loop.create_server(
@@ -88,6 +96,7 @@ class TdsServer:
         asyncio.run_coroutine_threadsafe(self._stop(), self.loop).result()
         self._workers.shutdown(wait=True)
         self._end_loop()
+        self.reporter.close()
 
     async def _stop(self) -> None:
         self._listener.close()
@@ -105,12 +114,33 @@ class TdsServer:
         self._thread.join()
         self.loop.close()
 
+    def _report(self) -> None:
+        """Write the reports in a worker thread, and again after a while."""
+        if self.is_stopping:
+            return
+        self.loop.call_later(REPORT_INTERVAL_S, self._report)
+        if not self._is_reporting:
+            self._is_reporting = True
+            clients = {one.number: one.reported for one in self._connections if one.reported is not None}
+            self.in_thread(lambda: self._write_report(clients))
+
+    def _write_report(self, clients: Mapping[int, ReportedClient]) -> None:
+        try:
+            self.reporter.write(clients)
+        finally:
+            self._is_reporting = False
+
     # ------------------------------------------------------------ for connections
 
     @property
     def connection_count(self) -> int:
         """The number of clients that have signed in."""
         return len(self._connections) - len(self._unauthenticated)
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further client may sign in."""
+        return self.connection_count >= MAX_CONNECTIONS
 
     def requires_encryption(self, address: str) -> bool:
         """Return False for clients of this machine, whose bytes leave it nowhere."""
@@ -131,7 +161,7 @@ class TdsServer:
         displaced = self._unauthenticated.expect(connection, address, self.loop.time() + SIGN_IN_TIMEOUT_S)
         if displaced is not None:
             displaced.abort()
-        if len(self._connections) > MAX_CONNECTIONS or self.is_stopping:
+        if self.is_stopping:
             connection.abort()
 
     def note_signed_in(self, connection: ClientConnection) -> None:

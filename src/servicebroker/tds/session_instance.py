@@ -71,6 +71,12 @@ class SessionInstance(Instance):
         if self.cancelled.is_set():
             raise Cancelled
 
+    @property
+    def backend(self) -> int | None:
+        """The pid of the client's session of PostgreSQL, None without one. Any thread may call this."""
+        own = self._own
+        return None if own is None or own.closed else own.info.backend_pid
+
     def cancel_wait(self) -> None:
         """End the wait for a message. Any thread may call this."""
         self.cancelled.set()

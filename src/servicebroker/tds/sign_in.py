@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 from servicebroker.api.instance import Instance
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.events import LOGIN_CLASS, LOGIN_FAILED_CLASS
+from servicebroker.model.security.client_refusals import ClientRefusal
 from servicebroker.model.security.permissions import Login as Principal
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.admission import network_of
@@ -51,12 +53,13 @@ class SignInError(Exception):
 
     Attributes:
         reports: (number, level, text) of each error that the client gets.
+        kind: the kind of the reason.
         reason: why, for the log.
     """
 
-    def __init__(self, reason: str, *reports: tuple[int, int, str]) -> None:
+    def __init__(self, kind: ClientRefusal, reason: str, *reports: tuple[int, int, str]) -> None:
         super().__init__(reason)
-        self.reason, self.reports = reason, reports
+        self.kind, self.reason, self.reports = kind, reason, reports
 
 
 class _Failures(NamedTuple):
@@ -168,37 +171,48 @@ class SignIn:
         except SignInError as refused:
             text = f"Login failed for user '{cleaned(login.user)}'. {refused.reason} [CLIENT: {address}]"
             _log.warning("%s", text, extra=_fields("Audit Login Failed", address))
+            self.tell(LOGIN_FAILED_CLASS, login, text)
             if self._audited.may_write(network_of(address)):
                 self._audit(_FAILED, login, address, refused.reason)
             time.sleep(_FAILURE_PAUSE_S)
             raise
         text = f"Login succeeded for user '{principal.name}'. [CLIENT: {address}]"
+        self.tell(LOGIN_CLASS, login, text)
         _log.info("%s", text, extra=_fields("Audit Login", address))
         self._audit(_SUCCEEDED, login, address, "")
         return session
 
+    def tell(self, number: int, login: Login, text: str) -> None:
+        """Call the program's handlers of Audit Login, Audit Logout or Audit Login Failed."""
+        names = map(cleaned, (login.user, login.host, login.program, login.database))
+        columns = dict(zip(("LoginName", "HostName", "ApplicationName", "DatabaseName"), names, strict=True))
+        self._instance.events.tell(number, self._instance.clock(), 0, text, "", columns)
+
     def _check(self, login: Login, address: str, has_gone: Callable[[], bool]) -> Principal:
         if find_dialect(login.version) is None:
             reason = f"The client speaks TDS 0x{login.version:08X}; TDS 7.1 to 7.4 and 8.0 are supported."
-            raise SignInError(reason, (17828, 20, f"{reason} Use a newer driver, or set its TDS version."))
+            raise SignInError(
+                ClientRefusal.VERSION, reason, (17828, 20, f"{reason} Use a newer driver, or set its TDS version.")
+            )
         if login.is_integrated or login.has_access_token or not login.user:
             reason = "Only SQL authentication is supported, with a login and its password."
-            raise SignInError(reason, (18452, 14, f"Login failed. {reason}"))
+            raise SignInError(ClientRefusal.METHOD, reason, (18452, 14, f"Login failed. {reason}"))
         if self._attempts.is_blocked(login.user, address):  # a right password is not told from a wrong one
-            raise SignInError(_BLOCKED, failed_report(login.user))
+            raise SignInError(ClientRefusal.DELAY, _BLOCKED, failed_report(login.user))
         stored = self._find(login.user)
         is_right = stored is not None and self._right.is_known(stored, login.password)
         if not is_right:
             with self._hashing:
                 if self._attempts.is_blocked(login.user, address):
-                    raise SignInError(_BLOCKED, failed_report(login.user))
+                    raise SignInError(ClientRefusal.DELAY, _BLOCKED, failed_report(login.user))
                 if has_gone():
-                    raise SignInError("The client has left.")
+                    raise SignInError(ClientRefusal.DELAY, "The client has left.")
                 is_right = is_password(login.password, stored.hash if stored else None)
                 if not is_right:  # before the next attempt is checked
                     self._attempts.note_failure(login.user, address)
         if stored is None or not is_right:
             raise SignInError(
+                ClientRefusal.LOGIN if stored is None else ClientRefusal.PASSWORD,
                 "Could not find a login matching the name provided."
                 if stored is None
                 else "The login has no password."
@@ -207,7 +221,9 @@ class SignIn:
                 failed_report(login.user),
             )
         if stored.is_disabled:
-            raise SignInError("The account is disabled.", (18470, 14, _DISABLED.format(stored.name)))
+            raise SignInError(
+                ClientRefusal.DISABLED, "The account is disabled.", (18470, 14, _DISABLED.format(stored.name))
+            )
         self._right.note(stored, login.password)
         self._attempts.note_success(login.user, address)
         return Principal(stored.name, stored.login_id, is_administrator=stored.login_id is None)
@@ -228,8 +244,9 @@ class SignIn:
             if refused.number not in (911, 916):
                 raise
             text = f'Cannot open database "{database}" requested by the login. The login failed.'
+            kind = ClientRefusal.DATABASE if refused.number == 911 else ClientRefusal.USER
             raise SignInError(
-                f"Failed to open the database '{database}'.", (4060, 11, text), failed_report(login.user)
+                kind, f"Failed to open the database '{database}'.", (4060, 11, text), failed_report(login.user)
             ) from None
 
     def _audit(self, act: str, login: Login, address: str, reason: str) -> None:

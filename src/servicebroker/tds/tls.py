@@ -32,6 +32,7 @@ class TlsContexts:
         Raises:
             InstanceError: a file cannot be used.
         """
+        self.is_self_signed = certificate is None
         self.wrapped, self.strict = _context(), _context()
         self.wrapped.maximum_version = ssl.TLSVersion.TLSv1_2
         self.strict.set_alpn_protocols([_ALPN])

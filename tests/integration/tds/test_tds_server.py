@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import socket
+import ssl
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.diagnosis.client_findings import judge_clients
+from servicebroker.engine.diagnosis.counters import counters
+from servicebroker.engine.diagnosis.tds_clients import tds_refusals, tds_servers
+from servicebroker.store.running import run
+from servicebroker.store.statements import Steps
 from servicebroker.tds import connection
+from servicebroker.tds import server as tds_server
 from servicebroker.tds.byte_reader import encode_utf16
 from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.packets import END_OF_MESSAGE, RESET_SESSION, PacketType
@@ -25,6 +33,7 @@ from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
 from tds_support import NO_HEADERS, RawClient, call, login_message, parameter
 
+T = TypeVar("T")
 PASSWORD = "Secret 1"
 NVARCHAR_4000 = SqlType("nvarchar", 4000)
 
@@ -242,6 +251,61 @@ def test_a_client_that_vanishes_in_a_transaction_frees_its_group(port: int, data
         assert database.receive(STOCK_QUEUE) == []
     (message,) = database.receive(STOCK_QUEUE, wait=10)
     assert message.body == b"back"
+
+
+def test_a_lost_session_of_postgresql_is_one_error(client: RawClient, database: sb.Database) -> None:
+    client.batch("BEGIN TRANSACTION; SELECT 1")
+    with database.instance.connection() as server:
+        sql = "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+        server.execute(sql + "where application_name like 'servicebroker tds%' and datname = current_database()")
+    assert b"\xaa" in client.batch("SELECT 1")
+    assert says(client.batch("PRINT 'open: ' + CAST(@@TRANCOUNT AS varchar(9))"), "open: 0")
+
+
+def test_clients_beyond_the_limit_are_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tds_server, "MAX_CONNECTIONS", 0)
+    with RawClient(port) as client:
+        assert says(client.sign_in("sa", PASSWORD), "the maximum number of user connections")
+
+
+def test_reports_show_clients_and_refusals(instance: sb.Instance, port: int, database: sb.Database) -> None:
+    told: list[tuple[int, str]] = []
+    instance.events.subscribe(lambda event: told.append((event.number, event.columns["LoginName"])), 14, 15, 20)
+
+    def query(steps: Steps[T]) -> T:
+        with instance.connection() as connection:
+            return run(connection, steps)
+
+    with RawClient(port) as client:
+        client.sign_in("sa", PASSWORD, database.name)
+        wait_for(lambda: any(server.sessions for server in query(tds_servers())))
+        own = client.batch(
+            "SELECT login_name, host_name, program_name FROM sys.dm_exec_sessions WHERE session_id = @@SPID"
+        )
+        assert says(own, "program")
+        assert says(own, "host")
+        with RawClient(port) as other:
+            other.sign_in("nobody", "wrong", database.name)
+        wait_for(lambda: "login" in [refusal.kind for refusal in query(tds_refusals())])
+        (finding,) = judge_clients([], [one for one in query(tds_refusals()) if one.kind == "login"], instance.clock())
+        assert "login 'nobody' from 127.0.0.1" in finding.problem
+        names = {counter.name: counter.values for counter in query(counters())}
+        assert names["user_connections"][0][1] >= 1
+    wait_for(lambda: (15, "sa") in told)
+    assert {(14, "sa"), (20, "nobody")} <= set(told)
+
+
+def test_a_client_that_refuses_the_certificate_is_noted(instance: sb.Instance, port: int) -> None:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["tds/8.0"])
+    with socket.create_connection(("127.0.0.1", port)) as plain, pytest.raises(ssl.SSLCertVerificationError):
+        context.wrap_socket(plain, server_hostname="localhost")
+
+    def kinds() -> list[str]:
+        with instance.connection() as connection:
+            return [refusal.kind for refusal in run(connection, tds_refusals())]
+
+    wait_for(lambda: "certificate" in kinds())
 
 
 # ---------------------------------------------------------------- a driver

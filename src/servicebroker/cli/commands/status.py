@@ -26,6 +26,7 @@ from servicebroker.engine.diagnosis.queue_counts import (
     refusals,
     transmission_status,
 )
+from servicebroker.engine.diagnosis.tds_clients import TdsServerStatus, tds_servers
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.remote.unfinished_arrivals import sum_by_peer
 from servicebroker.engine.security.certificate_ages import find_used_certificates
@@ -92,6 +93,7 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     on_standby = opened.query("the role of the server", is_standby(), False)
     unfinished = opened.query("unfinished messages", sum_by_peer(PEERS_SHOWN), [])
     used = opened.query("certificates", find_used_certificates(now), [])
+    clients = opened.query("SQL Server's clients", tds_servers(), [])
     expiring = [certificate for certificate in used if certificate.is_expiring(now)]
     if as_json:
         document = {
@@ -100,6 +102,7 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
             "transmission_queue": waiting._asdict(),
             "processes": [process._asdict() for process in serving],
             "connections": [link._asdict() for link in links],
+            "tds_servers": [server._asdict() for server in clients],
             "refused_connections": [refusal._asdict() for refusal in refused],
             "unfinished_messages": [of_peer._asdict() for of_peer in unfinished],
             "expiring_certificates": [certificate._asdict() for certificate in expiring],
@@ -138,6 +141,8 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     for link in links:
         security = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
         say(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {security}")
+    for server in clients:
+        say(_clients(server))
     for refusal in refused:
         why = f"{refusal.number}, the last from {refusal.last_peer}: {refusal.text or 'see servicebroker doctor.'}"
         say(f"{counted(refusal.times, 'connection')} refused with {why}")
@@ -154,6 +159,12 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
             f"Certificate {certificate.name}{owner} {expires} on {certificate.expires:%Y-%m-%d}: "
             "see servicebroker doctor."
         )
+
+
+def _clients(server: TdsServerStatus) -> str:
+    idle = server.clients - server.sessions
+    more = f", {counted(idle, 'is idle and holds', 'are idle and hold')} no session of PostgreSQL" if idle else ""
+    return f"SQL Server's clients at {server.address}: {counted(server.clients, 'is', 'are')} connected{more}"
 
 
 def _process(process: ProcessStatus) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, FLOWS, TRANSMISSION_QUEUE, queue_statuses
+from servicebroker.engine.diagnosis.tds_clients import tds_refusals, tds_servers
 from servicebroker.engine.diagnosis.totals import ENQUEUED, RECEIVES, ROLLBACKS, SENDS, totals
 from servicebroker.engine.security.certificate_ages import EXPIRY_WARNING, find_used_certificates
 from servicebroker.model import names
@@ -38,6 +39,7 @@ def counters() -> Steps[list[Counter]]:
         *(yield from _poison()),
         *(yield from _activation()),
         *(yield from _transport()),
+        *(yield from _clients()),
         *(yield from _certificates()),
     ]
 
@@ -188,6 +190,32 @@ def _certificates() -> Steps[list[Counter]]:
             "or a domain does not renew.",
             (),
             [((), sum(certificate.is_expiring(now) for certificate in certificates))],
+        ),
+    ]
+
+
+def _clients() -> Steps[list[Counter]]:
+    servers = yield from tds_servers()
+    refused = yield from tds_refusals()
+    return [
+        Counter(
+            "user_connections",
+            "User Connections: clients of SQL Server that are connected.",
+            ("address",),
+            [((server.address,), server.clients) for server in servers],
+        ),
+        Counter(
+            "user_sessions",
+            "Those of them with a session of PostgreSQL; the others are idle.",
+            ("address",),
+            [((server.address,), server.sessions) for server in servers],
+        ),
+        Counter(
+            "refused_user_connections",
+            "Clients of SQL Server that were refused, by the reason.",
+            ("reason",),
+            [((refusal.kind,), refusal.times) for refusal in refused],
+            rises=True,
         ),
     ]
 

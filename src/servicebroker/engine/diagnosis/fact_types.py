@@ -11,6 +11,7 @@ from uuid import UUID
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
+from servicebroker.engine.diagnosis.tds_clients import TdsRefusalCount, TdsServerStatus
 from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ReportedMembership
@@ -274,6 +275,8 @@ class Facts(NamedTuple):
     late: Sequence[LateAnswersOfQueue] = ()
     commits: CommitFacts = CommitFacts()
     table_locks: Sequence[TableLockFacts] = ()
+    tds_servers: Sequence[TdsServerStatus] = ()
+    tds_refusals: Sequence[TdsRefusalCount] = ()
 
 
 class ConversationFacts(NamedTuple):

@@ -35,6 +35,7 @@ from servicebroker.engine.diagnosis.fact_types import (
 )
 from servicebroker.engine.diagnosis.publications import find_blocking
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, limit_for, processes, queue_depths
+from servicebroker.engine.diagnosis.tds_clients import tds_refusals, tds_servers
 from servicebroker.engine.diagnosis.worker_limits import find_worker_limits
 from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
@@ -100,6 +101,7 @@ def fact_queries(*, is_quick: bool = False) -> list[FactQuery]:
         FactQuery("certificates", _read_certificates),
         FactQuery("the network", _read_network),
         FactQuery("peers", _read_peers),
+        FactQuery("SQL Server's clients", _read_clients),
         FactQuery("clocks", _read_clocks),
         FactQuery("definitions", _read_definitions),
         FactQuery("late answers", _read_late_answers),
@@ -246,6 +248,10 @@ def _read_peers(facts: Facts) -> Steps[Facts]:
         refusals=(yield from find_refusals(facts.now - REFUSAL_AGE)),
         unfinished=(yield from sum_by_peer(_MAX_ROWS)),
     )
+
+
+def _read_clients(facts: Facts) -> Steps[Facts]:
+    return facts._replace(tds_servers=(yield from tds_servers()), tds_refusals=(yield from tds_refusals()))
 
 
 def _read_clocks(facts: Facts) -> Steps[Facts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from servicebroker.engine.diagnosis.client_findings import judge_clients
 from servicebroker.engine.diagnosis.daemon_findings import judge_clocks, judge_daemon, judge_network, judge_replaced
 from servicebroker.engine.diagnosis.fact_types import Facts, FailedQueryFacts
 from servicebroker.engine.diagnosis.findings import Finding, Severity
@@ -37,6 +38,7 @@ def judge(facts: Facts) -> list[Finding]:
         *judge_daemon(facts.daemon, now),
         *judge_replaced(facts.processes, now),
         *judge_refusals(facts.refusals, now),
+        *judge_clients(facts.tds_servers, facts.tds_refusals, now),
         *judge_disputes(facts.disputes),
         *judge_claims(facts.peers, now),
         *judge_old_copies(facts.old_copies, now),

@@ -421,9 +421,10 @@ select pg_backend_pid() as pid, nullif(current_setting('servicebroker.tsql_login
 -- Values that only a session itself knows are those of this session, and the usual ones of others. The database of
 -- another session is unknown, unless it runs an activated task.
 create or replace view tsql.dm_exec_sessions with (security_invoker = true) as
-select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.client_hostname::text as host_name, a.application_name::text as program_name,
-       coalesce(own.login, a.usename::text) as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status,
-       (task.database_id is null)::integer::smallint as is_user_process, coalesce(own.original_login, own.login, a.usename::text) as original_login_name,
+select coalesce(n.spid, a.pid) as session_id, coalesce(client.connect_time, a.backend_start) as login_time,
+       coalesce(client.host, a.client_hostname::text) as host_name, coalesce(client.program, a.application_name::text) as program_name,
+       coalesce(own.login, client.login, a.usename::text) as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status,
+       (task.database_id is null)::integer::smallint as is_user_process, coalesce(own.original_login, own.login, client.login, a.usename::text) as original_login_name,
        a.query_start as last_request_start_time, a.state_change as last_request_end_time,
        (a.xact_start is not null)::integer as open_transaction_count, a.pid as host_process_id,
        coalesce(own.database_id, task.database_id)::smallint as database_id, coalesce(own.database_id, task.database_id)::smallint as authenticating_database_id,
@@ -434,13 +435,14 @@ select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.c
        0::bigint as reads, 0::bigint as writes, 0::bigint as logical_reads, 2147483647 as text_size, 1::smallint as quoted_identifier, 1::smallint as arithabort,
        1::smallint as ansi_null_dflt_on, 1::smallint as ansi_defaults, 1::smallint as ansi_warnings, 1::smallint as ansi_padding, 1::smallint as ansi_nulls,
        1::smallint as concat_null_yields_null, 0 as deadlock_priority, 0::bigint as row_count, 0 as prev_error, null::text as nt_domain,
-       null::text as nt_user_name, 'PostgreSQL'::text as client_interface_name, 7 as client_version, 4 as endpoint_id, 1 as group_id
+       null::text as nt_user_name, coalesce(client.library, 'PostgreSQL') as client_interface_name, 7 as client_version, 4 as endpoint_id, 1 as group_id
   from pg_stat_activity a
   left join tsql.session_numbers n using (pid)
   left join tsql.own_session own using (pid)
   left join (select t.spid as pid, sys.shown_database_id(d.database_id, d.name) as database_id
                from servicebroker.rows_here(null::servicebroker.activated_tasks) t
                join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id)) task using (pid)
+  left join servicebroker.rows_here(null::servicebroker.tds_clients) client on client.backend = a.pid
  where a.datname = current_database() and a.backend_type = 'client backend';
 -- A handle for the present or last statement of a session, by its process id. The text is PostgreSQL's SQL, not T-SQL.
 create or replace function tsql.sql_handle(pid integer) returns bytea language sql immutable strict parallel safe
@@ -479,7 +481,12 @@ select coalesce(n.spid, a.pid) as session_id, a.backend_start as connect_time,
        0 as num_writes, 4096 as net_packet_size, host(inet_server_addr()) as local_net_address, inet_server_port() as local_tcp_port,
        md5('connection ' || a.pid || ' ' || a.backend_start)::uuid as connection_id, null::uuid as parent_connection_id
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
- where a.datname = current_database() and a.backend_type = 'client backend';
+ where a.datname = current_database() and a.backend_type = 'client backend'
+union all  -- clients that are idle without a session of PostgreSQL
+select null, c.connect_time, 'TCP', 'TSQL', case when c.is_encrypted then 'TRUE' else 'FALSE' end, 'SQL', c.address, null, null, null, null, null,
+       1946157060, 4, 0::smallint, 0, 0, 4096, null, null, md5('client ' || c.pid || ' ' || c.number)::uuid, null
+  from servicebroker.rows_here(null::servicebroker.tds_clients) c
+ where c.backend is null and c.pid in (select pid from pg_stat_activity);
 create or replace view tsql.dm_tran_session_transactions with (security_invoker = true) as
 select coalesce(n.spid, a.pid) as session_id, coalesce(a.backend_xid, a.backend_xmin)::text::bigint as transaction_id,
        1::smallint as is_user_transaction, 1::smallint as is_local, 1 as open_transaction_count
