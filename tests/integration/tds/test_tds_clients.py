@@ -188,4 +188,6 @@ def record(name: str, failures: dict[str, str], *, has_timeout: bool) -> None:
     cells.append("no" if "timeout" in failures else "yes" if has_timeout else "has none")
     row = f"| {name} | {' | '.join(cells)} |"
     text = page.read_text(encoding="utf-8")
-    page.write_text(re.sub(rf"(?m)^\| {re.escape(name)} \|( (yes|no|has none) \|)+$", row, text), encoding="utf-8")
+    page.write_text(
+        re.sub(rf"(?m)^\| {re.escape(name)} \|( (yes|no|has none|not run) \|)+$", row, text), encoding="utf-8"
+    )
