@@ -573,3 +573,29 @@ def test_the_types_of_the_double_are_those_of_the_product_and_its_own_methods() 
             if name in dir(real):
                 values = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
                 assert values - {"user"} == set(inspect.signature(getattr(real, name)).parameters) - {"workers", "by"}
+
+
+READS: dict[str, Callable[[double.Database], object]] = {
+    "receive": lambda db: [message.conversation_handle for message in db.receive(ORDERS_QUEUE)],
+    "receive groups": lambda db: [message.conversation_handle for message in db.receive(ORDERS_QUEUE, groups=2)],
+    "get": lambda db: db.get_conversation_group(ORDERS_QUEUE) and [],
+}
+
+
+@pytest.mark.parametrize("verb", READS)
+@pytest.mark.parametrize("due", ["timer", "lifetime", "reply"])
+def test_each_verb_that_reads_finds_what_is_due(verb: str, due: str) -> None:
+    clock = double.Clock()
+    database = double.open(clock=clock).database("Test", create=True)
+    define_standard_set(database)  # type: ignore[arg-type]
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, lifetime=60 if due == "lifetime" else 600)
+    if due == "timer":
+        database.begin_conversation_timer(handle, 60)
+    elif due == "reply":
+        database.send(handle, ORDER, b"1")
+        (message,) = database.receive(STOCK_QUEUE)
+        database.send(message.conversation_handle, REPLY, b"later", delay=60)
+    clock.jump(seconds=59)
+    assert not READS[verb](database)
+    clock.jump(seconds=1)
+    assert READS[verb](database) == ([] if verb == "get" else [handle])

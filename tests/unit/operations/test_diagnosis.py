@@ -35,7 +35,7 @@ from servicebroker.engine.diagnosis.fact_types import (
     TableLockFacts,
     WaitFacts,
 )
-from servicebroker.engine.diagnosis.findings import UNEXPLAINED_WAIT, Severity
+from servicebroker.engine.diagnosis.findings import UNEXPLAINED_WAIT, Severity, duration
 from servicebroker.engine.diagnosis.judgement import judge, judge_failed_queries, judge_schema
 from servicebroker.engine.diagnosis.peer_findings import INCIDENT_AGE, UNFINISHED_IDLE
 from servicebroker.engine.diagnosis.publications import BlockingPublication
@@ -464,6 +464,21 @@ ENDS: dict[str, tuple[Callable[[timedelta], Sequence[object]], timedelta]] = {
     "replaced process": (lambda age: report(processes=[REPLACED._replace(last_time=NOW - age)]), REFUSAL_AGE),
 }
 MICROSECOND = timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 seconds"), (1, "1 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7_199, "119 minutes"),
+     (7_200, "2 hours"), (172_799, "47 hours"), (172_800, "2 days")],
+)  # fmt: skip
+def test_a_duration_has_at_least_two_of_its_unit(seconds: int, text: str) -> None:
+    assert duration(timedelta(seconds=seconds, microseconds=999_999)) == text
+
+
+def test_what_the_other_side_has_not_received_is_told_after_what_waits_here() -> None:
+    assert len(of_talk(peer_messages=1)) == 1
+    for waits in ({"waits": 2, "status": waiting.TARGET_QUEUE_OFF}, {"messages": 1, "oldest": AGO}):
+        assert [text for text in of_talk(peer_messages=1, **waits) if "other side" in text] == []
 
 
 @pytest.mark.parametrize("name", LASTS)
