@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -81,8 +82,7 @@ union select name from servicebroker.tsql_modules where database_id = $1
 _MAX_CACHED_TEXTS = 2000
 _MAX_CACHED_SCRIPT_CHARS = 300  # short scripts repeat, as calls of procedures do
 _MAX_CACHED_BATCH_CHARS = 20_000  # longer batches rarely run twice
-# key: text, first line, names of the parameters
-_parse_cache: dict[tuple[str, int, frozenset[str]], tuple[Statement, ...]] = {}
+_MAX_CACHED_CHARS_IN_ALL = 2_000_000  # statements take some hundred bytes for each character
 
 
 _PROCEDURE, _RETURNED = "@rpc$procedure", "@rpc$returned"  # cannot be names of a script's variables
@@ -372,18 +372,51 @@ def _cached_batches(script: str) -> tuple[Batch, ...]:
     return tuple(batches(script))
 
 
+BatchKey = tuple[str, int, frozenset[str]]  # text, first line, names of the parameters
+
+
+class ParseCache:
+    """The statements of the last batches, for all sessions and threads of the process."""
+
+    def __init__(self) -> None:
+        self._statements: OrderedDict[BatchKey, tuple[Statement, ...]] = OrderedDict()
+        self._characters = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._statements)
+
+    def get(self, key: BatchKey) -> tuple[Statement, ...] | None:
+        """Return the statements of a batch, None if they are not cached."""
+        return self._statements.get(key)
+
+    def add(self, key: BatchKey, statements: tuple[Statement, ...]) -> None:
+        """Cache the statements of a batch. The oldest give way."""
+        with self._lock:
+            if key in self._statements:  # another thread was faster
+                return
+            self._statements[key] = statements
+            self._characters += len(key[0])
+            while len(self._statements) > _MAX_CACHED_TEXTS or self._characters > _MAX_CACHED_CHARS_IN_ALL:
+                (text, _, _), _ = self._statements.popitem(last=False)
+                self._characters -= len(text)
+
+
+_parse_cache = ParseCache()
+
+
 def statements_of(batch: Batch, parameters: frozenset[str]) -> tuple[Statement, ...]:
     """Return the statements of a batch with these `parameters`, from the cache if possible."""
     tokens = batch.tokens
     text = tokens.source[tokens.starts[0] : tokens.starts[-1]]
     if len(text) > _MAX_CACHED_BATCH_CHARS:
         return parse(tokens, parameters)
-    key = (text, tokens.line(0), parameters)
-    if key not in _parse_cache:
-        if len(_parse_cache) >= _MAX_CACHED_TEXTS:
-            del _parse_cache[next(iter(_parse_cache))]  # the oldest
-        _parse_cache[key] = parse(tokens, parameters)
-    return _parse_cache[key]
+    key = text, tokens.line(0), parameters
+    statements = _parse_cache.get(key)
+    if statements is None:
+        statements = parse(tokens, parameters)
+        _parse_cache.add(key, statements)
+    return statements
 
 
 def _parameter_type(value: object) -> SqlType:
