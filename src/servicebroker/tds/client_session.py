@@ -156,8 +156,7 @@ class ClientSession:
             self._guarded(response, lambda: self._run(message, response))
         if self._session is not None:
             self._note_transaction(response)
-            self._session.end_cancelling()
-        self._instance.cancelled.clear()
+        self.end_cancelling()
         response.finish()
 
     def _guarded(self, response: Response, work: Callable[[], None]) -> None:
@@ -282,6 +281,12 @@ class ClientSession:
         self._instance.cancel_wait()
         if (session := self._session) is not None:
             session.cancel()
+
+    def end_cancelling(self) -> None:
+        """Let the next request run after `cancel`. No cancellation may be on its way."""
+        if (session := self._session) is not None:
+            session.end_cancelling()
+        self._instance.cancelled.clear()
 
     def terminate(self) -> None:
         """End the running request and its transaction, because the client has gone. Any thread may call this."""

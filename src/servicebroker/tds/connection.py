@@ -13,7 +13,8 @@ import logging
 import re
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from servicebroker.model.errors import InstanceError
@@ -111,6 +112,8 @@ class ClientConnection(asyncio.Protocol):
         self._session: ClientSession | None = None
         self._address, self._dialect = "", Dialect.TDS_7_4
         self._is_busy = self._is_closing = self._has_attention = False
+        self._is_cancelling = False
+        self._end_request: Callable[[], None] | None = None  # waits for the end of the cancellation
         self._next: Message | None = None  # the request that waits for the end of the last one
         self._timer: asyncio.TimerHandle | None = None
         self._arrival_timer: asyncio.TimerHandle | None = None  # of a message whose rest is missing
@@ -380,6 +383,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _ended(self, problem: Exception | None, last: Sequence[bytes] = ()) -> None:
         """Send the last packet of a response, and continue after its request."""
+        if self._is_cancelling:  # the cancellation would end the next request
+            self._end_request = partial(self._ended, problem, last)
+            return
         for data in last:
             self.write(data)
         self._is_busy, self._running_bytes = False, 0
@@ -446,7 +452,22 @@ class ClientConnection(asyncio.Protocol):
         if not self._is_busy or self._session is None:
             self._acknowledge()
             return
-        self._server.in_thread(self._session.cancel)
+        self._is_cancelling = True
+        self._server.in_thread(partial(self._cancel_in_thread, self._session))
+
+    def _cancel_in_thread(self, session: ClientSession) -> None:
+        try:
+            session.cancel()
+        finally:
+            self._server.in_loop(partial(self._cancelled, session))
+
+    def _cancelled(self, session: ClientSession) -> None:
+        """Continue after a cancellation, which may have come later than the end of its request."""
+        self._is_cancelling = False
+        end_request, self._end_request = self._end_request, None
+        if end_request is not None:
+            session.end_cancelling()
+            end_request()
 
     def _acknowledge(self) -> None:
         self._has_attention = False

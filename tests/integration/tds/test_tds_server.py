@@ -25,6 +25,7 @@ from servicebroker.store.statements import Steps
 from servicebroker.tds import connection
 from servicebroker.tds import server as tds_server
 from servicebroker.tds.byte_reader import encode_utf16
+from servicebroker.tds.client_session import ClientSession
 from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.packets import END_OF_MESSAGE, RESET_SESSION, PacketType
 from servicebroker.tds.server import tds_served
@@ -197,6 +198,22 @@ def test_an_attention_ends_a_wait_and_loses_nothing(client: RawClient, database:
     handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     database.send(handle, ORDER, b"kept")
     assert says(client.batch(f"RECEIVE TOP(1) message_type_name FROM [{STOCK_QUEUE}]; PRINT @@TRANCOUNT"), ORDER)
+
+
+def test_a_late_cancellation_does_not_end_the_next_request(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel = ClientSession.cancel
+
+    def cancel_late(session: ClientSession) -> None:
+        time.sleep(0.3)
+        cancel(session)
+
+    monkeypatch.setattr(ClientSession, "cancel", cancel_late)
+    client.send(PacketType.SQL_BATCH, NO_HEADERS + encode_utf16("WAITFOR DELAY '00:00:00.1'"))
+    client.send(PacketType.ATTENTION, b"")
+    client.send(PacketType.SQL_BATCH, NO_HEADERS + encode_utf16("WAITFOR DELAY '00:00:00.5'; PRINT 'alive'"))
+    responses = [client.read() for _ in range(3)]
+    assert ends_with(responses[1], Status.ATTENTION)
+    assert says(responses[2], "alive")
 
 
 def test_a_reset_gives_a_session_as_after_the_login(client: RawClient, database: sb.Database) -> None:
