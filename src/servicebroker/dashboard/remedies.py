@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from servicebroker.engine.diagnosis.findings import Finding, Remedy, Severity
+from servicebroker.engine.diagnosis.findings import Finding, Remedy
 
 QueueNames = Mapping[str, tuple[str, str]]  # database and `schema.name`, by doctor's name of a queue
 
@@ -24,22 +24,22 @@ class Button(NamedTuple):
 
 def buttons(finding: Finding, names: QueueNames, database: str = "") -> list[Button]:
     """Return the buttons of a finding. `database` is the database of the conversation, for a finding about one."""
-    possible = (_button(act, names, database, finding.severity) for act in finding.acts)
+    possible = (_button(act, names, database) for act in finding.acts)
     return [button for button in possible if button is not None]
 
 
-def _button(act: Remedy, names: QueueNames, database: str, severity: Severity) -> Button | None:
+def _button(act: Remedy, names: QueueNames, database: str) -> Button | None:
     """Return the button of an act; None if its object is unknown by now."""
     subject = act.subject
-    if act.name in ("retry", "restart-activation"):
+    if act.name in ("retry", "switch-on", "restart-activation"):
         if subject not in names:
             return None
         of_database, queue = names[subject]
         fields = {"database": of_database, "queue": queue}
         if act.name == "retry":
-            is_on = severity < Severity.TROUBLE  # a queue that is off is trouble
-            label = f"Retry failed messages of {queue} now" if is_on else f"Switch on {queue}, and retry"
-            return Button("retry", label, fields)
+            return Button("retry", f"Retry failed messages of {queue} now", fields)
+        if act.name == "switch-on":
+            return Button("retry", f"Switch on {queue}, and retry", fields)
         return Button("restart-activation", f"Start the activation of {queue} again", fields)
     if act.name == "enable-broker":
         return Button("enable-broker", f"Enable the broker of {subject}", {"database": subject})

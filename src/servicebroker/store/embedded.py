@@ -132,7 +132,10 @@ class EmbeddedServer:
             raise unusable(Path(cut(str(folder), LONGEST_SHOWN)), error) from error
         if not exists:
             name = without_password(str(folder))  # perhaps a mistyped URL
-            raise NoInstance(f"There is no instance in '{name}': make one with servicebroker init.")
+            raise NoInstance(
+                f"There is no instance in '{name}': make one with servicebroker init, or name yours by --instance or "
+                "SERVICEBROKER_INSTANCE."
+            )
 
     @staticmethod
     def exists(folder: Path | str) -> bool:

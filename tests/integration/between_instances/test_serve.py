@@ -495,8 +495,7 @@ def test_the_daemon_notices_a_lost_listen_session(two: Two) -> None:
 def test_the_daemon_waits_for_an_unreachable_database(tmp_path: Path) -> None:
     served = ServeProcess("postgresql://127.0.0.1:1/none", tmp_path)
     try:
-        served.wait_for_log("Cannot connect to PostgreSQL")
-        served.wait_for_log("It is tried again every 2 seconds.")
+        served.wait_for_log("The database is tried again every 2 seconds: Cannot connect to PostgreSQL")
         assert served.end() == 0
     finally:
         served.kill()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from servicebroker.dashboard.remedies import buttons
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
 from servicebroker.engine.diagnosis.daemon_findings import judge_daemon_version
@@ -35,11 +36,12 @@ from servicebroker.engine.diagnosis.fact_types import (
     TableLockFacts,
     WaitFacts,
 )
-from servicebroker.engine.diagnosis.findings import UNEXPLAINED_WAIT, Severity, duration
+from servicebroker.engine.diagnosis.findings import UNEXPLAINED_WAIT, Finding, Severity, duration
 from servicebroker.engine.diagnosis.judgement import judge, judge_failed_queries, judge_schema
 from servicebroker.engine.diagnosis.peer_findings import INCIDENT_AGE, UNFINISHED_IDLE
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
+from servicebroker.engine.diagnosis.queue_findings import judge_queue
 from servicebroker.engine.diagnosis.server_findings import (
     STANDBY_WAIT,
     judge_disk,
@@ -99,6 +101,21 @@ def of_talk(**changes: Any) -> list[str]:
 
 SLOTS = WorkerLimits(2, (7, 8), 1 / 20, NOW + timedelta(milliseconds=40))
 LIMITED = {"messages": 5, "oldest": AGO, "readers": 1}
+
+
+def test_a_button_switches_a_queue_on_only_if_it_is_off() -> None:
+    queue, peer = ("Shop", "dbo.Q"), ("Shop", "dbo.P")
+    names = {TALK.queue: queue, TALK.peer_queue: peer}
+
+    def labels(findings: Iterable[Finding]) -> list[str]:
+        return [button.label for finding in findings for button in buttons(finding, names) if button.action == "retry"]
+
+    retry, switch_on = "Retry failed messages of dbo.Q now", "Switch on dbo.{0}, and retry"
+    assert labels(judge_conversation(TALK._replace(failures=2))) == [retry]
+    assert labels(judge_conversation(TALK._replace(is_on=False))) == [switch_on.format("Q")]
+    assert labels(judge_conversation(TALK._replace(peer_messages=1, peer_is_on=False))) == [switch_on.format("P")]
+    assert labels(judge_queue(QUEUE._replace(failing=1), NOW)) == [retry]
+    assert labels(judge_queue(QUEUE._replace(is_on=False), NOW)) == [switch_on.format("Q")]
 
 
 def test_messages_wait_behind_a_limit_of_all_workers() -> None:

@@ -52,6 +52,7 @@ from servicebroker.model.security.authentication import parse_authentication
 from servicebroker.model.wording import short_repr
 from servicebroker.protocol.queue_monitor import READER_INTERVAL_S
 from servicebroker.store.connection import is_url, urls_of_hosts
+from servicebroker.store.outage import Outage
 
 MAX_PROCESSES = 32
 CONNECT_RETRY_S = 2.0  # between attempts to reach a database that is down at the start
@@ -142,11 +143,13 @@ def serve(
     log_to_standard_error(as_json=as_json)
     raise_limit()
     stopping = _Shutdown(patience)
+    outage = Outage(_log, f"The database is tried again every {CONNECT_RETRY_S:g} seconds")
     with health_served(health, lambda: stopping.is_requested) as probes:
         while not stopping.is_requested:
             try:
                 must_exist(instance)
                 with open_instance(instance, keys=keys) as opened:
+                    outage.end()
                     if urls_of_hosts(opened.url):
                         _log.warning("%s", _SEVERAL_HOSTS)
                     daemon = Daemon(
@@ -181,7 +184,7 @@ def serve(
             except Unreachable as problem:
                 if not is_url(instance):
                     raise
-                _log.warning("%s It is tried again every %g seconds.", problem, CONNECT_RETRY_S)
+                outage.report(problem)
                 stopping.wait(CONNECT_RETRY_S)
 
 

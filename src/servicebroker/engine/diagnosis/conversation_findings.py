@@ -62,7 +62,7 @@ def say_why_unanswered(facts: ConversationFacts, letters: Sequence[DeadLetterOfC
 
 
 def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
-    retry, end = Remedy("retry", facts.queue), Remedy("end-conversation", str(facts.handle))
+    end = Remedy("end-conversation", str(facts.handle))
     if facts.error is not None:
         code, text = facts.error
         yield ConversationFinding(
@@ -108,7 +108,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
         yield ConversationFinding(
             f"Its queue {facts.queue} is OFF.",
             "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
-            acts=(retry,),
+            acts=(Remedy("switch-on", facts.queue),),
         )
     for holder in facts.holders:
         if facts.now - holder.since > timedelta(seconds=5):
@@ -122,7 +122,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
         yield ConversationFinding(
             f"Its message has failed {counted(facts.failures, 'time')}{held}; the last time with {facts.last_error}",
             "Repair the cause and run servicebroker poison retry, or servicebroker poison end.",
-            acts=(retry,),
+            acts=(Remedy("retry", facts.queue),),
         )
     busy = facts.holders or facts.failures or facts.readers
     if (
@@ -152,7 +152,7 @@ def _unread_by_peer(facts: ConversationFacts) -> ConversationFinding:
         return ConversationFinding(
             f"The other side's queue {facts.peer_queue} is OFF, with {waits} of this conversation.",
             "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
-            acts=(Remedy("retry", facts.peer_queue),),
+            acts=(Remedy("switch-on", facts.peer_queue),),
         )
     if not facts.peer_readers and not facts.peer_is_activated:
         return ConversationFinding(

@@ -20,7 +20,7 @@ class Severity(IntEnum):
 
 
 class Remedy(NamedTuple):
-    """An action that a finding advises: the name of the dashboard's action, and the object to act on.
+    """An action that a finding advises: its name in dashboard/remedies.py, and the object to act on.
 
     `database` is the database of a conversation, if the finding is about another object.
     """

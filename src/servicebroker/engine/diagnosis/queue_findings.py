@@ -25,7 +25,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             subject,
             f"It is OFF, with {counted(queue.messages, 'message')}: five rollbacks in a row, or ALTER QUEUE.",
             "servicebroker poison inspect shows the message; poison end ends its conversation, poison retry goes on.",
-            acts=(Remedy("retry", queue.name),),
+            acts=(Remedy("switch-on", queue.name),),
         )
     if queue.is_activated and not queue.procedure:
         yield Finding(subject, "Its activation is on without a procedure.", "ALTER QUEUE ... PROCEDURE_NAME = ...")

@@ -176,4 +176,5 @@ def _parameters(url: str, application_name: str, options: str) -> dict[str, Any]
 
 def one_line(problem: Exception) -> str:
     """Return a driver's message on one line."""
-    return " ".join(str(problem).split()) or type(problem).__name__
+    text = str(problem).replace("\n\tIs the server", ". Is the server")  # libpq's advice is a line of its own
+    return " ".join(text.split()) or type(problem).__name__
