@@ -87,7 +87,9 @@ def over_budget(event: BrokerError, header: Header, link: Link) -> None:
 def log_expired_fragments(owner: str, handle: UUID) -> None:
     """Log that incomplete messages of a conversation were deleted, because no more fragments arrived."""
     whose = owner or "a peer without certificate"
-    _log.warning("Deleted unfinished messages of %s, conversation %s: nothing more of them came.", whose, handle)
+    text = "Deleted unfinished messages of %s, conversation %s: nothing more of them came."
+    fields = {"event": UNDELIVERABLE, "subclass": "Expired", "conversation": str(handle), "peer_owner": owner}
+    _log.warning(text, whose, handle, extra={"fields": fields})  # with fields, so that the log limits these lines
 
 
 SEQUENCED, UNSEQUENCED = "Sequenced Message", "Unsequenced Message"

@@ -8,6 +8,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from uuid import UUID
 
 import pytest
 
@@ -86,6 +87,12 @@ def test_the_addresses_of_an_ipv6_network_have_one_budget(
     assert len(lines(captured_log)) <= process_log.MAX_DIFFERENT_LINES
     journal.connection("Closed", str(Address("2001:db8:0:1::1", 4022)), "of another network")
     assert "of another network" in lines(captured_log)[-1]
+
+
+def test_deleted_unfinished_messages_are_lines_of_their_peer(captured_log: io.StringIO) -> None:
+    for number in range(1_000):
+        journal.log_expired_fragments("certificate mallory", UUID(int=number))
+    assert 1 <= len(lines(captured_log)) <= 2 * process_log.MAX_DIFFERENT_LINES
 
 
 def test_lines_not_caused_by_peers_are_never_suppressed(captured_log: io.StringIO) -> None:
