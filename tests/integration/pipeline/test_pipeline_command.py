@@ -23,7 +23,7 @@ from schema_registry import run_registry
 from servicebroker.model import names
 from servicebroker.pipeline.file import read_pipeline
 from servicebroker.store import locks
-from servicebroker_lab.benchmarks.processes import descendants
+from servicebroker_lab.benchmarks.processes import family
 from support import eventually
 
 COMMAND = [sys.executable, "-W", "error", "-m", "servicebroker.cli.main", "pipeline"]
@@ -240,7 +240,7 @@ def test_a_queue_that_fails_is_started_again_while_the_others_go_on_and_all_is_t
         (standing,) = (one for one in told_status(path)["run"]["queues"] if one["restarts"])
         assert standing["queue"] == failed["queue"]
         reader.execute("select pg_advisory_unlock_all()")
-        left = [pid for pid, name in descendants(run.pid) if name.startswith("python")]
+        left = [pid for pid, name in family(run.pid) if name.startswith("python")]
         rest = list(events)
         assert run.wait(timeout=60) == 0, said
         result = {one["queue"]: one for one in json.loads(run.stdout.read())["queues"]}
@@ -271,7 +271,7 @@ def test_a_java_that_is_killed_is_said_also_by_the_status(feed, write):
     path = write(feed)
     with start_run(path) as (run, events, expected_text):
         wait_for_event(events, "queue started")
-        (java,) = (pid for pid, name in descendants(run.pid) if name == "java")
+        (java,) = (pid for pid, name in family(run.pid) if name == "java")
         os.kill(java, signal.SIGKILL)
         *_, last = events
         assert run.wait(timeout=60) == 1
