@@ -24,7 +24,7 @@ _TEMPLATE = re.compile(r"\{\w*\}")
 _MAY_NOT_COME = re.compile(r"\b(IF|BEGIN|RETURN|PROCEDURE|PROC|TRIGGER)\b", re.IGNORECASE)
 # Refusals that depend on values, rows or PostgreSQL's knowledge of functions.
 _AT_THE_RUN = re.compile(
-    "not known|FORMAT for the culture|sp_rename of|A name with the character|goes on from row to row"
+    "not known|FORMAT for the culture|sp_rename of|Give it another name|goes on from row to row"
     "|depends on more than its row"
 )
 _WAITING_STATEMENTS = re.compile(r"\b(WAITFOR|WHILE|GOTO)\b", re.IGNORECASE)  # without a message it never ends
