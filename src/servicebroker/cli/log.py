@@ -2,8 +2,8 @@
 
 Peers cause the records of broker/journal.py, of sign-ins in tds/, and those of asyncio and uvicorn. A repeated line of
 these is logged once a minute. From one kind of record and one host, the first twenty different lines in a minute are
-logged. The lines of one peer have a budget of bytes for each minute; beyond it, only the first line of each kind is
-logged. The lines left out are counted, and one line reports their number.
+logged. The lines of one peer have a budget of bytes, which refills with time; beyond it, only the first line of each
+kind is logged. The lines left out are counted, and one line reports their number.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import atexit
 import json
 import logging
 import threading
+import time
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -24,9 +25,10 @@ from servicebroker.protocol.admission import network_of
 
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
 MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
-# of the lines of one peer in one interval. A peer is seen as host, as owner and as neither; with the counts of what was
-# left out that stays below 1 MB an hour.
-MAX_SOURCE_BYTES = 2_500
+# of the lines of one peer: enough to see why a change of certificates fails, and then as many in each minute as stay
+# below 1 MB an hour. A peer is seen as host, as owner and as neither, and the counts of lines left out come in addition.
+MAX_SOURCE_BYTES = 14_000
+SOURCE_BYTES_PER_S = 2_500 / 60
 MAX_KINDS = 500  # counted separately in one interval: bounds memory
 BROKER_LOG = "servicebroker.broker"  # the logger of broker/journal.py, whose records peers cause
 PEER_LOGS = (BROKER_LOG, "servicebroker.tds")  # their records with fields are caused by peers
@@ -85,7 +87,8 @@ class Repeats(logging.Filter):
         self._handler = handler
         self._lock = threading.Lock()
         self._kinds: dict[Kind, _Recent] = {}
-        self._bytes: Counter[str] = Counter()  # logged in this interval, by source
+        self._bytes: Counter[str] = Counter()  # of the budget in use, by source
+        self._refilled_at = time.monotonic()
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
@@ -96,6 +99,7 @@ class Repeats(logging.Filter):
             return True
         with self._lock:
             if not self._kinds:
+                self._refill()
                 timer = threading.Timer(REPEAT_INTERVAL_S, self.report_left_out)
                 timer.daemon = True
                 timer.start()
@@ -115,10 +119,16 @@ class Repeats(logging.Filter):
         """Log how many records of each kind were left out, and begin a new interval."""
         with self._lock:
             kinds, self._kinds = self._kinds, {}
-            self._bytes.clear()
+            self._refill()
         for kind, recent in kinds.items():
             if recent.left_out:
                 self._handler.emit(_left_out_record(kind, recent.left_out))
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        refilled = round((now - self._refilled_at) * SOURCE_BYTES_PER_S)
+        self._bytes = Counter({source: used - refilled for source, used in self._bytes.items() if used > refilled})
+        self._refilled_at = now
 
 
 def _kind(record: logging.LogRecord, text: str) -> Kind | None:

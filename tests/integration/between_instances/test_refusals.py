@@ -169,6 +169,6 @@ def test_refusals_are_bounded(two: Two) -> None:
             run_alone(connection, save_refusals(taken, now - late))
         kept = run(connection, find_refusals(now - REFUSAL_RETENTION))
         assert len(kept) == MAX_ROWS
-        assert {refusal.times for refusal in kept if refusal.peer != "others"} <= {1, 2, 3}
+        assert {refusal.occurrences for refusal in kept if refusal.peer != "others"} <= {1, 2, 3}
         connection.execute("delete from servicebroker.refusals")
         connection.commit()

@@ -230,7 +230,7 @@ _DISGUISE = (
             "create function public.seen() returns event_trigger language plpgsql as $$ begin raise 'no DDL'; end $$",
             r"refuses the schema of servicebroker \(no DDL\), .* see its statements \(watch\)",
         ),
-        (_DISGUISE.format("owner to pg_monitor"), "to pg_monitor.* see its statements"),
+        (_DISGUISE.format("owner to pg_monitor"), "made pg_monitor the owner.* see its statements"),
     ],
 )
 def test_an_unsuitable_database_is_refused_in_one_sentence(make_url: Callable[[], str], made: str, said: str) -> None:

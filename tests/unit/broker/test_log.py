@@ -78,6 +78,30 @@ def test_the_lines_of_one_host_have_a_budget_of_bytes(
     assert all(f"subclass={kind}" in captured_log.getvalue() for kind in kinds[:4])  # the first line of each kind
 
 
+def test_the_budget_of_a_host_refills_with_time(captured_log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    def log_once_more() -> int:
+        before = len(captured_log.getvalue())
+        for number in range(process_log.MAX_DIFFERENT_LINES):
+            for kind in ("Accept", "Connected", "Closing", "Closed"):
+                journal.connection(kind, f"127.0.0.1:{number}", "x" * 400)
+        return len(captured_log.getvalue()) - before
+
+    now = 1_000.0
+    monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 60)
+    monkeypatch.setattr(process_log.time, "monotonic", lambda: now)
+    (repeats,) = logging.getLogger().handlers[0].filters
+    assert isinstance(repeats, process_log.Repeats)
+    repeats.report_left_out()  # begins at that time
+    assert log_once_more() > process_log.MAX_SOURCE_BYTES
+    later = {}
+    for minutes in (1, 1, 60):
+        now += 60 * minutes
+        repeats.report_left_out()
+        later[minutes] = log_once_more()
+    assert later[1] < 6_000  # the first line of each kind, and what was refilled
+    assert later[60] > process_log.MAX_SOURCE_BYTES
+
+
 def test_the_addresses_of_an_ipv6_network_have_one_budget(
     captured_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
