@@ -231,7 +231,7 @@ class Dashboard:
     ) -> Response:
         """Return a page, or the stream of its changes."""
         context = self._context(request, name, title, fields or {})
-        if "text/event-stream" in request.headers.get("accept", ""):
+        if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return _ChangeStream(self._viewer_limits, _viewer(request), partial(self._changes, request, context, query))
         try:
             with self._viewer_limits.request(_viewer(request)):

@@ -327,6 +327,14 @@ def test_a_client_that_reads_no_responses_is_disconnected(impatient_dashboard: S
                 time.sleep(0.01)
 
 
+def test_a_head_request_for_an_event_stream_is_answered(site: Site) -> None:
+    """A stream without a body sends nothing, so the server would not notice that its client has left."""
+    asked = site.get("/", accept="text/event-stream", cookie=site.sign_in()).replace("GET", "HEAD", 1)
+    with closing(site.send(asked + site.get("/login"))) as connected:
+        assert status(head(connected)) == 200
+        assert status(head(connected)) == 200  # of the request behind it
+
+
 def test_an_event_stream_has_no_deadline(impatient_dashboard: Site) -> None:
     with closing(impatient_dashboard.stream(impatient_dashboard.sign_in())) as opened:
         assert status(head(opened)) == 200
