@@ -26,7 +26,7 @@ from servicebroker.protocol.admission import network_of
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
 MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
 # of the lines of one peer: enough to see why a change of certificates fails, and then as many in each minute as stay
-# below 1 MB an hour. A peer is seen as host, as owner and as neither, and the counts of lines left out come in addition.
+# below 1 MB an hour. A peer is seen as host, as owner and as neither; the counts of lines left out come in addition.
 MAX_SOURCE_BYTES = 14_000
 SOURCE_BYTES_PER_S = 2_500 / 60
 MAX_KINDS = 500  # counted separately in one interval: bounds memory
