@@ -248,6 +248,7 @@ class FreeTdsOdbc(PythonClient):
     """pyodbc, over FreeTDS's ODBC driver."""
 
     placeholder = "?"
+    max_parameter_characters = 4_000  # FreeTDS cuts longer ones itself, before it sends them
 
     def connect(self, server: Server, timeout_s: int) -> Any:
         pyodbc = _module("pyodbc")

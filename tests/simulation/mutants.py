@@ -174,8 +174,8 @@ MUTANTS = [
     Mutant(
         "acknowledgements of rows that somebody holds are forgotten",
         "broker.arrivals",
-        "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n",
-        "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n"
+        "            settled = {handle: self._acknowledged.pop(handle) for handle in acknowledged}\n",
+        "            settled = {handle: self._acknowledged.pop(handle) for handle in acknowledged}\n"
         "            self._acknowledged.clear()\n",
         1,
     ),

@@ -9,13 +9,13 @@ begin
     for said in
         select c.oid::regclass::text as view, a.attname, format('%s %s', wanted.type, a.attname) as noted
           from (values
-            ('name', 'nvarchar(128)', 'databases sysdatabases objects all_objects tables views procedures triggers schemas types columns all_columns '
+            ('name', 'nvarchar(128)', 'databases sysdatabases objects all_objects tables views system_views procedures triggers schemas types columns all_columns '
                      'sysobjects service_message_types service_contracts services service_queues routes remote_service_bindings conversation_priorities '
                      'certificates symmetric_keys database_principals server_principals endpoints tcp_endpoints service_broker_endpoints '
                      'xml_schema_collections event_notifications sequences internal_tables indexes sql_logins master_files database_files identity_columns login_token user_token time_zone_info'),
             ('type', 'nvarchar(128)', 'login_token user_token'), ('usage', 'nvarchar(128)', 'login_token user_token'),
             ('current_utc_offset', 'nvarchar(6)', 'time_zone_info'),
-            ('type', 'char(2)', 'objects all_objects tables views procedures triggers sysobjects service_queues internal_tables sequences'),
+            ('type', 'char(2)', 'objects all_objects tables views system_views procedures triggers sysobjects service_queues internal_tables sequences'),
             ('start_value', 'sql_variant', 'sequences'), ('increment', 'sql_variant', 'sequences'), ('minimum_value', 'sql_variant', 'sequences'),
             ('maximum_value', 'sql_variant', 'sequences'), ('current_value', 'sql_variant', 'sequences'),
             ('last_used_value', 'sql_variant', 'sequences'), ('system_type_id', 'tinyint', 'sequences'), ('precision', 'tinyint', 'sequences'), ('scale', 'tinyint', 'sequences'),

@@ -97,6 +97,13 @@ select p.proname, -p.oid::bigint::integer, null, 4, 0, 'FN', 'SQL_SCALAR_FUNCTIO
   from servicebroker.shown_databases join servicebroker.databases shown using (database_id), pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace;
 create view tsql.tables with (security_invoker = true) as select * from tsql.objects where type = 'U';
 create view tsql.views with (security_invoker = true) as select * from tsql.objects where type = 'V';
+-- The views of sys that T-SQL reads here. Drivers ask which of them exist.
+create view tsql.system_views with (security_invoker = true) as
+select c.relname as name, min(-c.oid::bigint)::integer as object_id, null::integer as principal_id, 4 as schema_id, 0 as parent_object_id,
+       'V'::text as type, 'VIEW'::text as type_desc, null::timestamp as create_date, null::timestamp as modify_date, 1::smallint as is_ms_shipped
+  from pg_class c
+ where c.relkind = 'v' and c.relnamespace in ('sys'::regnamespace, 'tsql'::regnamespace)
+   and c.relname !~ '^(every|shown|own|information_schema)_' group by c.relname;
 create view tsql.procedures with (security_invoker = true) as select * from tsql.objects where type = 'P';
 create view tsql.internal_tables with (security_invoker = true) as
 select o.*, 201::smallint as internal_type, 'QUEUE_MESSAGES'::text as internal_type_desc from tsql.objects o where o.type = 'IT';

@@ -99,6 +99,13 @@ def test_sizes_of_tables_join_indexes_partitions_and_units(db: sb.Database) -> N
     ]
 
 
+def test_drivers_ask_for_a_view_and_then_for_the_isolation_level(db: sb.Database) -> None:
+    wanted = "name IN ('dm_exec_sessions', 'dm_pdw_nodes_exec_sessions', 'shown_objects')"
+    assert rows(db, f"SELECT name FROM sys.system_views WHERE {wanted}") == [("dm_exec_sessions",)]
+    level = "SELECT transaction_isolation_level FROM sys.dm_exec_sessions WHERE session_id = @@SPID"
+    assert output_of(db, f"SET TRANSACTION ISOLATION LEVEL SERIALIZABLE; {level}") == [[(4,)]]
+
+
 def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
     db.execute_tsql("""CREATE LOGIN Known WITH PASSWORD = 'Secret 1'; CREATE USER Known FOR LOGIN Known
     CREATE USER Alone WITHOUT LOGIN; CREATE ROLE Readers""")

@@ -70,7 +70,7 @@ TSQL_VIEWS = frozenset(
         "systypes",
     }
     | {"sysconstraints", "sysreferences", "sysforeignkeys", "sysdepends", "sysmembers", "sysmessages", "syslanguages"}
-    | {"sysservers", "sysconfigures", "syscurconfigs"}
+    | {"sysservers", "sysconfigures", "syscurconfigs", "system_views"}
 )
 # text columns with names and GUIDs that compare without case; names of services, contracts and types compare with case
 _NAME_COLUMNS = {
@@ -103,7 +103,7 @@ _SERVER_LEVEL_VIEWS = frozenset({"databases", "sysdatabases", "server_principals
                       | {"dm_exec_query_stats", "spt_values", "servers", "credentials", "dm_exec_cached_plans"}
                       | {"sysprocesses", "dm_qn_subscriptions", "event_notification_event_types", "trigger_event_types"}
                       | {"sysaltfiles", "sysmessages", "syslanguages", "sysservers", "sysconfigures", "syscurconfigs"}
-                      | {"login_token", "time_zone_info"}
+                      | {"login_token", "time_zone_info", "system_views"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 

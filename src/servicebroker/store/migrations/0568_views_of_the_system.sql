@@ -1,0 +1,1 @@
+-- sys.system_views, in store/tsql/views.sql. Every migration makes the library anew.
