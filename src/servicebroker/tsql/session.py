@@ -376,19 +376,20 @@ BatchKey = tuple[str, int, frozenset[str]]  # text, first line, names of the par
 
 
 class ParseCache:
-    """The statements of the last batches, for all sessions and threads of the process."""
+    """The statements of the last batches, for all sessions and threads of the process.
+
+    Attributes:
+        get: returns the statements of a batch, None if they are not cached.
+    """
 
     def __init__(self) -> None:
         self._statements: OrderedDict[BatchKey, tuple[Statement, ...]] = OrderedDict()
+        self.get: Callable[[BatchKey], tuple[Statement, ...] | None] = self._statements.get
         self._characters = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._statements)
-
-    def get(self, key: BatchKey) -> tuple[Statement, ...] | None:
-        """Return the statements of a batch, None if they are not cached."""
-        return self._statements.get(key)
 
     def add(self, key: BatchKey, statements: tuple[Statement, ...]) -> None:
         """Cache the statements of a batch. The oldest give way."""

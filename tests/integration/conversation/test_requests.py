@@ -412,7 +412,7 @@ def _process_late(database: sb.Database, procedure: Callable[[Any, list[sb.Messa
         return database.process_late_answers(ORDERS_QUEUE, procedure)
 
     async def run_procedure(transaction: Any, messages: list[sb.Message]) -> None:
-        await asyncio.to_thread(procedure, database._shown(transaction), messages)
+        await asyncio.to_thread(procedure, database._wrap(transaction), messages)
 
     count: int = database._call(database.real.process_late_answers, (ORDERS_QUEUE, run_procedure), {})
     return count
