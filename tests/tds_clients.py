@@ -147,6 +147,8 @@ class PythonClient:
     def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
+        except NotInstalled:
+            raise
         except Exception as problem:
             raise self.error_of(problem) from problem
 

@@ -164,7 +164,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ("trigger_seconds = 0.5", 'checkpoints = "s3://lake/notes"', 4, "checkpoints need a local folder"),
         ("trigger_seconds = 0.5", 'checkpoints = ""', 4, "'checkpoints' is empty"),
         ("trigger_seconds = 0.5", 'bronze = ""', 1, "without a bronze table"),
-        ("trigger_seconds = 0.5", 'format = "parquet"', 24, "know no key"),
+        ("trigger_seconds = 0.5", 'format = "parquet"', 24, "has no key"),
         ("min_partitions = 3", "min_partitions = 0", 11, "whole number from 1"),
         ('ack = "archive"', 'ack = "keep"', 10, "delete or archive"),
         ('ack = "archive"', "ack = [1]", 10, "delete or archive"),
@@ -436,7 +436,7 @@ def test_the_key_of_a_delete_is_that_of_the_table(write):
     for columns, complaint in (
         ('id = "integer"', "'id' is long in the rows of the table"),
         ('id = "long?"', "never null"),
-        ('id = "long"\nnote = "string"', "'note' is not part of it"),
+        ('id = "long"\nnote = "string"', "'note' is none"),
     ):
         with pytest.raises(InstanceError, match=complaint):
             read_pipeline(write(head + columns + tail))
