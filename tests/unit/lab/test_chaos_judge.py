@@ -20,7 +20,7 @@ def world(folder: Path, **ledgers: list[tuple[str, int]]) -> Any:
         ledger=lambda action: list(kept[action]), confirmed=lambda action: set(kept.get(f"{action}, committed", ()))
     )
     return SimpleNamespace(
-        west=side, east=side, calm=folder / "calm", answered=lambda: len(kept["answered"]), told=lambda: ""
+        west=side, east=side, calm=folder / "calm", answer_count=lambda: len(kept["answered"]), describe=lambda: ""
     )
 
 

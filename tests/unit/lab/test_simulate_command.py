@@ -51,6 +51,6 @@ def test_a_seed_that_fails_is_shown_with_the_trace_of_a_short_run(monkeypatch: p
     monkeypatch.setattr(Outgoing, "has_work", lambda self, now: False)
     result = CliRunner().invoke(program, ["--seeds", "2:4"])
     assert result.exit_code == 1
-    assert "seed 2: Lost" in result.stdout
+    assert "seed 2: GuaranteeBroken" in result.stdout
     assert "at most 1 conversations, 0.9375 s, faults: none." in result.stdout
     assert result.stdout.count("application sends") < 10

@@ -585,7 +585,7 @@ def test_a_record_that_may_hold_itself_is_read():
         ({"format_": "xml"}, "xml needs columns"),
         ({"format_": "xml", "columns": ORDER, "schema": b"<a/>"}, "not schema of the namespace"),
         ({"format_": "xml", "columns": [Column("x", "string", source="a[1]")]}, "is no path"),
-        ({"format_": "xml", "columns": [Column("x", "string", source=("a", "b"))]}, "as one text"),
+        ({"format_": "xml", "columns": [Column("x", "string", source=("a", "b"))]}, "is one text"),
         ({"format_": "avro", "schema": json.dumps(AVRO).encode(), "columns": [Column("x", "string")]}, "no field 'x'"),
         ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
         ({"format_": "avro", "schema": b'"string"'}, "of a record"),
