@@ -56,7 +56,7 @@ class Row(StrEnum):
     """The first words of a row in the table of differences of docs/reference/t-sql.md."""
 
     NONE = ""
-    TUNING = "what tunes SQL Server"
+    TUNING = "statements that tune SQL Server"
     OPTIONS = "SET of ANSI options"
     DATABASE = "ALTER DATABASE ... SET other options than the broker's"
     PERMISSIONS = "permissions that nothing here asks for"
