@@ -98,7 +98,7 @@ select p.proname, -p.oid::bigint::integer, null, 4, 0, 'FN', 'SQL_SCALAR_FUNCTIO
 create view tsql.tables with (security_invoker = true) as select * from tsql.objects where type = 'U';
 create view tsql.views with (security_invoker = true) as select * from tsql.objects where type = 'V';
 -- The views of sys that T-SQL reads here. Drivers ask which of them exist.
-create view tsql.system_views with (security_invoker = true) as
+create or replace view tsql.system_views with (security_invoker = true) as
 select c.relname as name, min(-c.oid::bigint)::integer as object_id, null::integer as principal_id, 4 as schema_id, 0 as parent_object_id,
        'V'::text as type, 'VIEW'::text as type_desc, null::timestamp as create_date, null::timestamp as modify_date, 1::smallint as is_ms_shipped
   from pg_class c
