@@ -69,8 +69,7 @@ demo: $(if $(wildcard $(VENV)/installed),install,$(VENV)/for-the-demo)
 
 # compare what single messages take with and without an attacker: other tests beside them would be the harm
 ALONE := tests/integration/security/test_fence.py::test_a_ledger_of_others_stays_exact_meanwhile \
-    tests/integration/between_instances/test_hostile.py::test_a_hostile_peer_reads_acknowledges_and_delays_nothing \
-    tests/integration/tds/test_hostile_clients.py::test_attackers_delay_nobody
+    tests/integration/between_instances/test_hostile.py::test_a_hostile_peer_reads_acknowledges_and_delays_nothing
 
 # one in some thousand tests loses a race on a busy machine: it is told, with why, and run once more (decision 136)
 test: install $(VENV)/spark.jsa

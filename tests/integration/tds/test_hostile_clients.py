@@ -73,7 +73,7 @@ def served(instance: sb.Instance, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names", [tuple(ATTACKS), *(pytest.param((name,), marks=pytest.mark.full) for name in ATTACKS)], ids="-".join
+    "names", [*(pytest.param((name,), marks=pytest.mark.full) for name in ATTACKS), tuple(ATTACKS)], ids="-".join
 )
 def test_attackers_delay_nobody(
     served: Server, names: tuple[str, ...], request: pytest.FixtureRequest, record_property: Callable[..., None]
