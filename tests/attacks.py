@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
-MAX_MEMORY_BYTES = 300_000_000  # of a process that one kind of attack meets; twice as much for several kinds at once
+MAX_MEMORY_BYTES = 300_000_000
 MAX_LOG_BYTES_PER_HOUR = 1_000_000  # for each attacker
 LOG_BURST_BYTES = 50_000  # in addition: each kind of event is logged 20 times in its first minute
 MAX_P99_S = 1.0
@@ -43,7 +43,7 @@ class Costs:
         """Compare the costs with the limits. Return them in words."""
         seconds = time.monotonic() - self._began
         report = f"{self.memory_bytes / 1e6:.0f} MB of memory, {self.log_bytes / 1e3:.1f} kB of log in {seconds:.0f} s"
-        assert self.memory_bytes < MAX_MEMORY_BYTES * min(attackers, 2), report
+        assert self.memory_bytes < MAX_MEMORY_BYTES, report
         assert self.log_bytes < attackers * (LOG_BURST_BYTES + MAX_LOG_BYTES_PER_HOUR * seconds / 3_600), report
         return report
 

@@ -95,6 +95,7 @@ class TdsServer:
         self.is_stopping = True
         asyncio.run_coroutine_threadsafe(self._stop(), self.loop).result()
         self._workers.shutdown(wait=True)
+        self.sign_in.close()
         self._end_loop()
         self.reporter.close()
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from servicebroker.api.instance import Instance
@@ -152,6 +153,8 @@ class SignIn:
         self._instance, self._server = instance, server
         self._attempts, self._right, self._audited = FailedAttempts(), RightPasswords(), AuditRate()
         self._hashing = threading.BoundedSemaphore(_MAX_HASHES)
+        # threads of their own, as the allocator keeps the memory of a hash for each thread that has taken it
+        self._hashers = ThreadPoolExecutor(_MAX_HASHES, thread_name_prefix="servicebroker tds passwords")
 
     def open(self, login: Login, address: str, *, has_gone: Callable[[], bool]) -> ClientSession:
         """Check the password and open the session. Any thread may call this.
@@ -182,6 +185,10 @@ class SignIn:
         self._audit(_SUCCEEDED, login, address, "")
         return session
 
+    def close(self) -> None:
+        """End the threads that hash passwords, once no sign-in runs."""
+        self._hashers.shutdown()
+
     def tell(self, number: int, login: Login, text: str) -> None:
         """Call the program's handlers of Audit Login, Audit Logout or Audit Login Failed."""
         names = map(cleaned, (login.user, login.host, login.program, login.database))
@@ -207,7 +214,7 @@ class SignIn:
                     raise SignInError(ClientRefusal.DELAY, _BLOCKED, failed_report(login.user))
                 if has_gone():
                     raise SignInError(ClientRefusal.DELAY, "The client has left.")
-                is_right = is_password(login.password, stored.hash if stored else None)
+                is_right = self._hashers.submit(is_password, login.password, stored.hash if stored else None).result()
                 if not is_right:  # before the next attempt is checked
                     self._attempts.note_failure(login.user, address)
         if stored is None or not is_right:
