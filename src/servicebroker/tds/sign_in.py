@@ -1,6 +1,6 @@
 """The login of a client: the check of its password, the delay after wrong ones, and the audit.
 
-A wrong password costs a delay that doubles with each further one, for this login from this address. An attempt during
+A wrong password costs a delay that doubles with each further one, for this login from this network. An attempt during
 the delay fails without a look at the password. So guessing is slow, and costs the server nothing.
 
 The hash of a password takes much memory and time by intent. A right password is remembered by a fast hash with a key of
@@ -42,7 +42,7 @@ _log = logging.getLogger("servicebroker.tds")
 
 _FREE_ATTEMPTS = 3  # wrong passwords without a delay
 _FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 60.0
-_MAX_REMEMBERED = 10_000  # pairs of login and address
+_MAX_REMEMBERED = 10_000  # pairs of login and network
 _FAILURE_PAUSE_S = 0.25  # before a refusal, so that a flood of wrong passwords takes a part of a core
 _AUDIT_INTERVAL_S = 60.0
 _MAX_AUDITED, _MAX_AUDITED_OF_NETWORK = 600, 60  # refusals that are written to the audit log in an interval
@@ -69,7 +69,7 @@ class _Failures(NamedTuple):
 
 
 class FailedAttempts:
-    """The wrong passwords of late, by login and address."""
+    """The wrong passwords of late, by login and network (`network_of`: one subscriber owns many addresses of IPv6)."""
 
     def __init__(self) -> None:
         self._failures: OrderedDict[tuple[str, str], _Failures] = OrderedDict()
@@ -77,12 +77,12 @@ class FailedAttempts:
 
     def is_blocked(self, login: str, address: str) -> bool:
         """Return True during the delay after wrong passwords."""
-        failures = self._failures.get((login.lower(), address))
+        failures = self._failures.get(_key(login, address))
         return failures is not None and time.monotonic() < failures.blocked_until
 
     def note_failure(self, login: str, address: str) -> None:
         """Count a wrong password."""
-        key = (login.lower(), address)
+        key = _key(login, address)
         with self._lock:
             before = self._failures.pop(key, _Failures(0, 0.0))
             excess = before.number + 1 - _FREE_ATTEMPTS
@@ -94,7 +94,11 @@ class FailedAttempts:
     def note_success(self, login: str, address: str) -> None:
         """Forget the wrong passwords before the right one."""
         with self._lock:
-            self._failures.pop((login.lower(), address), None)
+            self._failures.pop(_key(login, address), None)
+
+
+def _key(login: str, address: str) -> tuple[str, str]:
+    return login.lower(), network_of(address)
 
 
 class AuditRate:
