@@ -363,8 +363,8 @@ class Dashboard:
         return self._instances[number] if number < len(self._instances) else None
 
     async def _not_found(self, request: Request, problem: Exception) -> Response:
-        """Return the page for an unknown address; below /static, where requests have no session, a plain sentence."""
-        if not hasattr(request.state, "session"):
+        """Return the page for an unknown address; without a session a plain sentence, since pages name instances."""
+        if getattr(request.state, "session", None) is None:
             return PlainTextResponse("Not found.", 404)
         return self._missing(request, "There is no such page.")
 
