@@ -13,6 +13,7 @@ from servicebroker.protocol.adjacent import (
     HANDSHAKE_TIME,
     IDLE_TIMEOUT_S,
     KEEP_ALIVE,
+    MIRRORING,
     SILENCE_TIMEOUT_S,
     Alive,
     Arrived,
@@ -24,8 +25,11 @@ from servicebroker.protocol.adjacent import (
     LocalIdentity,
     Online,
     Phase,
+    QuestionReceived,
+    StandingReceived,
 )
-from servicebroker.protocol.frames import MAXIMUM_GREETING, FrameKind, encode_frame
+from servicebroker.protocol.frames import MAXIMUM_BODY, MAXIMUM_GREETING, FrameKind, encode_frame
+from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline, Role, RoleReport
 
 ONE = LocalIdentity(UUID(int=1), UUID(int=11), ("fragments", "one"))
 TWO = LocalIdentity(UUID(int=2), UUID(int=22), ("two", "fragments"))
@@ -229,3 +233,116 @@ def test_fields_of_a_later_version_are_skipped() -> None:
     (greeted,) = connection.receive(encode_frame(FrameKind.HELLO, msgspec.msgpack.encode(hello)), 0.0)
     assert isinstance(greeted, Greeted)
     assert connection.version == 1
+
+
+# ---------------------------------------------------------------- bounds and damage of single frames
+
+
+def send_each_kind(kind: FrameKind) -> tuple[bytes, Connection]:
+    """Return the bytes of a control frame that a peer sends, and the connection that receives them."""
+    opener, other, _ = connected_pair()
+    if kind is FrameKind.HELLO:
+        sender, receiver = Connection(ONE, is_opener=True, now=0.0), Connection(TWO, is_opener=False, now=0.0)
+        receiver.begin(0, 0.0)
+        sender.begin(5, 0.0)
+        return sender.outgoing(), receiver
+    if kind in (FrameKind.WELCOME, FrameKind.REJECT):
+        _ = other.welcome(7, 0.0) if kind is FrameKind.WELCOME else other.reject(BrokerError(28032), 0.0)
+        return other.outgoing(), opener
+    one, two = MIRRORED
+    opener, other, _ = connected_pair(one, two)
+    other.welcome(7, 0.0)
+    opener.receive(other.outgoing(), 0.0)
+    if kind is FrameKind.QUESTION:
+        opener.ask(KnownTimeline("cluster", 3, b"signature"), 0.0)
+    elif kind is FrameKind.STANDING:
+        opener.send_role(ROLE, 0.0)
+    else:
+        opener.close(9753, "reason", 0.0)
+    return opener.outgoing(), other
+
+
+MIRRORED = ONE._replace(capabilities=(MIRRORING,)), TWO._replace(capabilities=(MIRRORING,))
+ROLE = RoleReport(Role.MIRROR, "cluster", 3, True, b"signature")
+CONTROL_FRAMES = [kind for kind in FrameKind if kind not in (*adjacent.MESSAGE_FRAMES, FrameKind.KEEP_ALIVE)]
+
+
+@pytest.mark.parametrize("kind", CONTROL_FRAMES)
+def test_a_control_frame_that_was_changed_ends_the_connection(kind: FrameKind) -> None:
+    """Its last byte is within a name, a text or a signature, so that the frame could still be read."""
+    data, receiver = send_each_kind(kind)
+    assert not any(isinstance(event, Closed) and event.number == 11235 for event in receiver.receive(data, 0.0))
+    data, receiver = send_each_kind(kind)
+    (closed,) = receiver.receive(data[:-1] + bytes([data[-1] ^ 1]), 0.0)
+    assert isinstance(closed, Closed)
+    assert closed.number == 11235
+
+
+def test_a_reason_of_any_length_arrives() -> None:
+    reason = "x" * 10_000
+    opener, other = online()
+    opener.close(9753, reason, 0.0)
+    assert other.receive(opener.outgoing(), 0.0) == [Closed(9753, reason[:500], is_by_peer=True)]
+    opener, other, _ = connected_pair()
+    other.reject(BrokerError(28035, reason), 0.0)
+    (closed,) = opener.receive(other.outgoing(), 0.0)
+    assert isinstance(closed, Closed)
+    assert (closed.number, len(closed.text)) == (28035, 500)
+
+
+def test_bodies_may_be_large_after_the_greeting_and_not_before() -> None:
+    largest = bytes(MAXIMUM_BODY)
+    for sender, receiver in (online(), online()[::-1]):
+        sender.send(largest, 0.0)
+        assert receiver.receive(sender.outgoing(), 0.0) == [Arrived(largest)]
+    for is_opener, kind in ((True, FrameKind.WELCOME), (False, FrameKind.HELLO)):
+        connection = Connection(ONE, is_opener=is_opener, now=0.0)
+        connection.begin(1, 0.0)
+        (closed,) = connection.receive(encode_frame(kind, bytes(MAXIMUM_GREETING + 1))[:100], 0.0)
+        assert isinstance(closed, Closed)
+        assert closed.number == 11235
+
+
+def test_a_connection_is_idle_after_its_greeting_and_not_before() -> None:
+    opener, other, _ = connected_pair()
+    late = HANDSHAKE_TIME - 1
+    other.welcome(7, late)
+    opener.receive(other.outgoing(), late)
+    for side in (opener, other):
+        side.receive(encode_frame(FrameKind.KEEP_ALIVE), IDLE_TIMEOUT_S)
+        assert side.tick(late + IDLE_TIMEOUT_S - 1) == []
+        assert [type(event) for event in side.tick(late + IDLE_TIMEOUT_S)] == [Closed]
+
+
+def test_keep_alives_do_not_keep_an_idle_connection_and_forwarded_messages_do() -> None:
+    for kind, is_open in ((FrameKind.KEEP_ALIVE, False), (FrameKind.DIALOG, True), (FrameKind.FORWARDED, True)):
+        _, other = online()
+        other.receive(encode_frame(kind), IDLE_TIMEOUT_S - 1)
+        assert (other.tick(IDLE_TIMEOUT_S) == []) is is_open
+
+
+# ---------------------------------------------------------------- mirrored pairs
+
+
+def test_a_question_and_its_answer_arrive_whole() -> None:
+    opener, other, _ = connected_pair(*MIRRORED)
+    other.welcome(7, 0.0)
+    opener.receive(other.outgoing(), 0.0)
+    known = KnownTimeline("cluster", 3, b"signature")
+    assert opener.ask(known, 0.0) == []
+    assert other.receive(opener.outgoing(), 0.0) == [QuestionReceived(known)]
+    for report in (ROLE, ROLE._replace(role=Role.PRINCIPAL, is_synchronous=False), IN_DOUBT):
+        other.send_role(report, 0.0)
+        assert opener.receive(other.outgoing(), 0.0) == [StandingReceived(report)]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_peer_without_the_capability_is_not_asked(index: int) -> None:
+    identities = list(MIRRORED)
+    identities[index] = identities[index]._replace(capabilities=())
+    opener, other, _ = connected_pair(*identities)
+    other.welcome(7, 0.0)
+    opener.receive(other.outgoing(), 0.0)
+    for side in (opener, other):
+        assert side.ask(KnownTimeline("cluster", 3), 0.0) == [StandingReceived(IN_DOUBT)]
+        assert side.outgoing() == b""

@@ -144,3 +144,13 @@ def test_a_seat_counts_under_its_own_certificate_only(sides: tuple[Side, Side]) 
     )
     arbiter.gone("new")
     assert (arbiter.find(Peer("shop", HIGH)), arbiter.find(Peer("mallory", HIGH))) == ("shop", None)
+
+
+def test_a_stranger_s_greeting_is_not_judged_by_the_connection_of_the_owner(sides: tuple[Side, Side]) -> None:
+    """The same greeting is refused to the owner, who has a connection that wins."""
+    low, _ = sides
+    arbiter = low.arbiter
+    arbiter.online("shop's", Online(HIGH, BORN[HIGH], 1), is_opener=True, connection_number=5, owner="shop")
+    late = Hello(HIGH, BORN[HIGH], 1, 1, 1)
+    assert arbiter.greeted(late, "shop") == 28032
+    assert arbiter.greeted(late, "mallory") == arbiter.greeted(late) == 0

@@ -69,3 +69,16 @@ def test_an_entry_that_has_not_waited_is_not_elevated() -> None:
     line.add("low", 1)
     assert line.take() == Turn("high", False)
     assert line.take() == Turn("low", False)
+
+
+def test_a_sender_that_is_added_again_keeps_its_place_and_its_wait() -> None:
+    """A conversation that waits is added at each of its messages."""
+    line: FairQueue[str] = FairQueue()
+    line.add("low", 1)
+    for number in range(MAX_TURNS_WAITED):
+        line.add("high", 10)
+        line.add("low", 1)
+        assert line.take() == (Turn("high", False) if number < MAX_TURNS_WAITED - 1 else Turn("low", True))
+    for key in ("a", "b", "a"):
+        line.add(key, 5)
+    assert take_keys(line, 3) == ["high", "a", "b"]

@@ -143,6 +143,26 @@ def test_doubtful_reports_do_not_change_the_known_timeline() -> None:
     assert KnownTimeline("c", 2).after(RoleReport(Role.MIRROR, "c", 3)) == KnownTimeline("c", 3)
 
 
+@pytest.mark.parametrize("role", [Role.PRINCIPAL, Role.MIRROR])
+def test_the_signature_of_a_timeline_is_learned_once(role: Role) -> None:
+    unsigned, signed = KnownTimeline("c", 2), KnownTimeline("c", 2, b"first")
+    assert unsigned.after(RoleReport(role, "c", 2, True, b"first")) == signed
+    for signature in (b"", b"second"):
+        assert signed.after(RoleReport(role, "c", 2, True, signature)) == signed
+        assert signed.after(RoleReport(role, "c", 1, True, signature)) == signed
+        assert signed.after(RoleReport(role, "c", 3, True, signature)) == KnownTimeline("c", 3, signature)
+
+
+def test_a_reason_is_that_of_the_last_failure() -> None:
+    pair = heard(pair_after(MIRROR, None), 1, MIRROR, 1.0)
+    assert pair.reasons == ("", "")
+    assert "refused" not in explain_choice(pair, ADDRESSES)
+    assert unreachable(pair, 1, "cut", 2.0).reasons == ("", "cut")
+    chosen = pair_after(principal(), None)
+    lost = unreachable(chosen, 0, "cut", 5.0)
+    assert lost.reasons == ("cut", "")  # the other one is asked again
+
+
 def test_the_choice_is_explained() -> None:
     assert explain_choice(pair_after(principal(2), MIRROR), ADDRESSES) == (
         "TCP://a:4022 is the principal: it says so, on timeline 2, and its commits wait for a standby."

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from servicebroker.protocol.envelope import MAXIMUM_RUN, Acknowledgement
 from servicebroker.protocol.limits import Limits
@@ -304,3 +306,67 @@ def test_without_a_message_there_is_nothing_to_wait_for() -> None:
 
 def test_the_largest_body_needs_its_last_fragment() -> None:
     assert [Limits(fragment_size=100, largest_body=size).most_fragments for size in (199, 200, 201)] == [2, 2, 3]
+
+
+def test_a_resent_frame_has_at_most_so_many_messages() -> None:
+    out = outgoing(*[0] * (2 * MAXIMUM_RUN + 5), limits=Limits(window=10**9))
+    assert len(cuts(out)) == 3
+    out.tick(100.0)
+    assert [cut.last - cut.first + 1 for cut in cuts(out, 100.0)] == [MAXIMUM_RUN, MAXIMUM_RUN, 5]
+
+
+class Peer:
+    """A receiver that stores fragments in any order, and acknowledges them."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.counts = [max(1, -(-size // LIMITS.fragment_size)) for size in sizes]
+        self.stored: set[tuple[int, int]] = set()
+
+    def take(self, cut: Cut) -> None:
+        self.stored.update(fragments([cut]))
+
+    def acknowledge(self) -> Acknowledgement:
+        whole = [
+            all((number, fragment) in self.stored for fragment in range(count))
+            for number, count in enumerate(self.counts)
+        ]
+        below = next((number for number, is_whole in enumerate(whole) if not is_whole), len(whole))
+        early = tuple((number, number) for number in range(below, len(whole)) if whole[number])
+        parts = tuple((n, f, f) for n, f in sorted(self.stored) if n >= below and not whole[n])
+        return Acknowledgement(below, early, parts)
+
+
+@given(
+    st.lists(st.sampled_from([0, 10, 100, 250]), min_size=2, max_size=8),
+    st.lists(st.sampled_from(["offer", "deliver", "lose", "acknowledge", "tick", "rewind"]), max_size=60),
+)
+@example([10, 10, 10], ["offer", "lose", "offer", "deliver", "acknowledge", "offer", "rewind", "deliver"])
+def test_acknowledged_messages_are_neither_sent_again_nor_in_flight(sizes: list[int], events: list[str]) -> None:
+    out, peer, now = outgoing(), Peer(sizes), 0.0
+    known: set[tuple[int, int]] = set()  # to the sender
+    for event in events:
+        if event == "offer" and out.next_number < len(sizes):
+            out.offer(out.next_number, [sizes[out.next_number]])
+        elif event == "acknowledge":
+            known = set(peer.stored)
+            out.acknowledged(peer.acknowledge())
+        elif event == "tick":
+            now += 100.0
+            out.tick(now)
+        elif event == "rewind":
+            out.rewind()
+        elif event in ("deliver", "lose") and (cut := out.cut(now)) is not None:
+            assert not known.intersection(fragments([cut]))
+            if event == "deliver":
+                peer.take(cut)
+        sent = [(n, f) for n, count in enumerate(peer.counts) for f in range(count) if (n, f) < out._cursor]
+        assert out._in_flight == sum(out._cost(n, f) for n, f in sent if n >= out.base and (n, f) not in known)
+    for number in range(out.next_number, len(sizes)):
+        out.offer(number, [sizes[number]])
+    for _ in range(3):
+        now += 100.0
+        out.tick(now)
+        for cut in cuts(out, now):
+            peer.take(cut)
+        out.acknowledged(peer.acknowledge())
+    assert (out.base, out._in_flight, out.room) == (len(sizes), 0, LIMITS.window)

@@ -31,6 +31,23 @@ def test_the_same_two_daemons_are_reported_again_while_both_send() -> None:
     assert 10 <= sum(host is not None for host in hosts) <= 100 / OVERLAP_S
 
 
+def test_a_copy_of_an_old_daemon_is_reported() -> None:
+    twins = Twins()
+    started = 10 * MEMORY_S
+    for second in range(int(started)):
+        assert twins.heard(SHOP, incarnation(0), "original", float(second)) is None
+    hosts = [twins.heard(SHOP, incarnation(n % 2), f"host{n % 2}", started + n) for n in range(9)]
+    assert [host for host in hosts if host] == ["host1"]
+
+
+def test_a_silent_daemon_is_forgotten() -> None:
+    for silence, is_known in ((MEMORY_S - 1, True), (MEMORY_S, False)):
+        twins = Twins()
+        twins.heard(SHOP, incarnation(0), "x", 0.0)
+        twins.heard(SHOP, incarnation(1), "x", silence)
+        assert (incarnation(0) in twins._known[SHOP]) is is_known
+
+
 @given(
     st.lists(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=5), min_size=1, max_size=8),
     st.floats(-OVERLAP_S, MEMORY_S),
