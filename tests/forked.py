@@ -222,10 +222,9 @@ def _become(request: dict[str, Any]) -> None:
 
 def cheapen_passwords() -> None:
     """Make password hashing cheap in this process: a normal hash costs 0.1 s of processor time and 32 MB."""
-    from servicebroker.cli import people_file
     from servicebroker.store.keys import sealing
 
-    sealing.SCRYPT_COST = people_file._SCRYPT_N = CHEAP_SCRYPT_COST
+    sealing.SCRYPT_COST = CHEAP_SCRYPT_COST
 
 
 def _load() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import enum
-import hashlib
 import hmac
 import os
 import secrets
@@ -18,10 +17,9 @@ from typing import NamedTuple
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
+from servicebroker.store.keys import sealing
 
 MIN_PASSWORD_CHARACTERS, MAX_PASSWORD_CHARACTERS = 10, 1000
-_SCRYPT_N, _SCRYPT_R = 2**15, 8  # one hash costs 32 MB and about 0.1 s
-_SCRYPT_MAX_BYTES = 64 * 2**20
 MAX_NAME_CHARACTERS = 128
 
 
@@ -94,7 +92,8 @@ def add(path: Path, name: str, role: Role, password: str | None) -> bool:
         raise InstanceError(f"Use a password of {MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS} characters.")
     people = dict(People(path).all()) if path.exists() else {}
     is_new = name not in people
-    people[name] = Person(name, role, "" if password is None else _hash(password, secrets.token_bytes(16)))
+    password_hash = "" if password is None else _hash(password, os.urandom(sealing.SALT_BYTES))
+    people[name] = Person(name, role, password_hash)
     _write(path, people)
     return is_new
 
@@ -143,9 +142,10 @@ def _write(path: Path, people: dict[str, Person]) -> None:
 
 
 def _hash(password: str, salt: bytes) -> str:
-    digest = hashlib.scrypt(
-        password.encode(), salt=salt, n=_SCRYPT_N, r=_SCRYPT_R, p=1, maxmem=_SCRYPT_MAX_BYTES, dklen=32
-    )
+    return _write_hash(salt, sealing.derive_key(password, salt, sealing.SCRYPT_COST))
+
+
+def _write_hash(salt: bytes, digest: bytes) -> str:
     return f"scrypt${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
 
 
@@ -160,8 +160,8 @@ def _is_hash(text: str) -> bool:
         sizes = [len(base64.b64decode(part, validate=True)) for part in parts]
     except ValueError:
         return False
-    return kind == "scrypt" and sizes == [16, 32]
+    return kind == "scrypt" and sizes == [sealing.SALT_BYTES, sealing.KEY_BYTES]
 
 
 # of no password; it is checked for unknown names, so that they take as long as known ones
-_DUMMY_HASH = f"scrypt${base64.b64encode(bytes(16)).decode()}${base64.b64encode(bytes(32)).decode()}"
+_DUMMY_HASH = _write_hash(bytes(sealing.SALT_BYTES), bytes(sealing.KEY_BYTES))

@@ -5,21 +5,20 @@ The login sa has no row among the logins. It is disabled until it has a password
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import secrets
+import os
 from typing import NamedTuple
 
 from servicebroker.engine.security.logins import PUBLIC_LOGIN_ID
+from servicebroker.store.keys.sealing import SALT_BYTES, SCRYPT_BLOCK, derive_key
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 
 SQL = SqlFile(__file__)
 
 SA = "sa"
-_COST_N, _BLOCK_R, _PARALLEL_P = 2**14, 8, 1  # 16 MiB and about 40 ms of a core for each hash
-_MEMORY_BYTES = 64 * 2**20  # the most that OpenSSL may take
-_SALT_BYTES, _HASH_BYTES = 16, 32
+_COST_N = 2**14  # 16 MiB and about 40 ms of a core: every connection of a client costs one hash
+_DUMMY_HASH = f"scrypt${_COST_N}${SCRYPT_BLOCK}$1${'0' * 32}$"  # costs as much as a real hash, and never matches
 
 
 class StoredLogin(NamedTuple):
@@ -40,30 +39,19 @@ class StoredLogin(NamedTuple):
 
 def hash_password(password: str) -> str:
     """Return the hash of a password, with a new salt."""
-    return _hash(password, _COST_N, _BLOCK_R, _PARALLEL_P, secrets.token_bytes(_SALT_BYTES))
-
-
-def _hash(password: str, cost: int, block: int, parallel: int, salt: bytes) -> str:
-    result = hashlib.scrypt(
-        password.encode("utf-8", "surrogatepass"),
-        salt=salt,
-        n=cost,
-        r=block,
-        p=parallel,
-        maxmem=_MEMORY_BYTES,
-        dklen=_HASH_BYTES,
-    )
-    return f"scrypt${cost}${block}${parallel}${salt.hex()}${result.hex()}"
-
-
-_NO_HASH = f"scrypt${_COST_N}${_BLOCK_R}${_PARALLEL_P}${'0' * 32}$"  # costs as much as a real one, and never matches
+    return _hash(password, _COST_N, os.urandom(SALT_BYTES))
 
 
 def is_password(password: str, stored: str | None) -> bool:
     """Check a password. Without a stored hash this takes as long, and returns False."""
-    _, cost, block, parallel, salt, _ = (stored or _NO_HASH).split("$")
-    found = _hash(password, int(cost), int(block), int(parallel), bytes.fromhex(salt))
-    return hmac.compare_digest(found, stored or "") and bool(password)
+    _, cost, _, _, salt, _ = (stored or _DUMMY_HASH).split("$")
+    password_hash = _hash(password, int(cost), bytes.fromhex(salt))
+    return hmac.compare_digest(password_hash, stored or "") and bool(password)
+
+
+def _hash(password: str, cost: int, salt: bytes) -> str:
+    """Return the hash with scrypt's parameters n, r and p, as other programs write it."""
+    return f"scrypt${cost}${SCRYPT_BLOCK}$1${salt.hex()}${derive_key(password, salt, cost).hex()}"
 
 
 def set_password(name: str, password: str) -> Steps[None]:
