@@ -39,6 +39,8 @@ _UNDEFINED_CP1252_BYTES = frozenset(
 _ROUNDING_CONTEXT = Context(prec=100, rounding=ROUND_HALF_UP)  # precision above that of any type
 _CODE_PAGE_STRINGS = ("varchar", "char", "text")
 _BYTE_ORDER_MARK = "\ufeff"
+_WHOLE_TEXT = re.compile(r"[-+]?[0-9]*")  # digits of other alphabets are no number
+_BLANKS = " \t\r\n"  # around a whole number, as in tsql.whole_of_text
 _DATETIME_ZERO = datetime(1900, 1, 1)  # the datetime of number 0
 
 
@@ -275,8 +277,8 @@ def _fit_bytes_right(data: bytes, target: SqlType) -> bytes:
 def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
     low, high = number_bounds.WHOLE[target.name]
     if isinstance(value, str):
-        text = value.strip()
-        if not re.fullmatch(r"[-+]?\d*", text):
+        text = value.strip(_BLANKS)
+        if not _WHOLE_TEXT.fullmatch(text):
             raise _conversion_failed(value, source, target)
         number = 0 if text in ("", "-", "+") else int(text[:60])
     elif isinstance(value, bytes | bytearray | memoryview):
@@ -319,10 +321,10 @@ def _arithmetic_overflow(name: str) -> TsqlError:
 
 def _to_bit(value: object, source: SqlType | None, target: SqlType) -> int:
     if isinstance(value, str):
-        text = value.strip().upper()
+        text = value.strip(_BLANKS).upper()
         if text in ("TRUE", "FALSE"):
             return int(text == "TRUE")
-        if not re.fullmatch(r"[-+]?\d*", text):
+        if not _WHOLE_TEXT.fullmatch(text):
             raise _conversion_failed(value, source, target)
         return int(_to_integer(value, source, SqlType("int")) != 0)
     if isinstance(value, int | float | Decimal):
