@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from ipaddress import ip_network
 from pathlib import Path
@@ -226,16 +227,26 @@ def test_while_the_server_is_away_no_page_asks_it_again_at_once(clock: Clock, pr
     assert ask(source, lambda: "new") == ("new", "")
 
 
-def test_a_slow_page_is_shown_while_it_is_read_and_not_when_it_is_too_old(clock: Clock) -> None:
-    source = CachedSource("s")
+@pytest.mark.parametrize(
+    ("age_s", "is_waited_for"), [(snapshot_cache.MAX_AGE_S - 1, False), (snapshot_cache.MAX_AGE_S, True)]
+)
+def test_a_slow_page_is_shown_while_it_is_read_unless_it_is_too_old(
+    clock: Clock, age_s: float, is_waited_for: bool
+) -> None:
+    source, readers_of_page = CachedSource("s"), []
 
     def slow() -> str:
         clock.now += 2 * snapshot_cache.SLOW_S
+        readers_of_page.append(threading.current_thread())
         return "slow"
 
     assert ask(source, slow) == ("slow", "")
-    clock.now += snapshot_cache.MAX_AGE_S
-    assert ask(source, lambda: "new") == ("new", "")
+    clock.now += age_s
+    ask(source, slow)
+    for thread in threading.enumerate():
+        if thread.name.endswith("(_read_in_background)"):
+            thread.join()
+    assert [reader is threading.current_thread() for reader in readers_of_page] == [True, is_waited_for]
 
 
 def test_the_pages_that_were_asked_for_last_are_cached(clock: Clock) -> None:
