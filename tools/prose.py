@@ -58,7 +58,7 @@ CLAUSE = re.compile(
     re.IGNORECASE,
 )
 
-# The strings and comments of a file; so a mark within a string is no comment, and the reverse.
+# The strings and comments of a file; so a mark within a string is not a comment, and the reverse.
 TOKEN = re.compile(
     r'(?P<long>"""(?:[^"\\]|\\.|"(?!""))*"""'
     r"|'''(?:[^'\\]|\\.|'(?!''))*''')"
@@ -154,7 +154,7 @@ def bare_constants(text: str, strings: list[range]) -> Iterator[tuple[int, str]]
             continue
         try:
             value = ast.parse(found["value"].strip(), mode="eval").body
-        except SyntaxError:  # an expression of several lines is no number
+        except SyntaxError:  # an expression of several lines is not a number
             continue
         values = value.elts if isinstance(value, ast.Tuple) and len(names) == len(value.elts) else [value]
         for name, number in zip(names, values, strict=False):

@@ -77,7 +77,7 @@ def read(body: bytes | None) -> tuple[int, str, float]:
         report = json.loads(body or b"")
         employee, item, amount = report.get("employee"), report["item"], report["amount"]
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise InvalidReport("This is no expense report.") from None
+        raise InvalidReport("This is not an expense report.") from None
     if employee is None:
         raise InvalidReport("The report names no employee.")
     if not isinstance(employee, int) or not 0 < employee <= HIGHEST_EMPLOYEE:

@@ -31,7 +31,7 @@ TILL, EXPORT = "//example/Till", "//example/Exports"
 
 
 def shop(folder: Path) -> None:
-    """One shop: its own instance, a conversation that exports, and one order that is no order."""
+    """One shop: its own instance, a conversation that exports, and one invalid order."""
     with sb.open(folder) as instance:
         new = "Shop" not in {database for (database,) in _databases(instance)}
         database = instance.database("Shop", create=True)

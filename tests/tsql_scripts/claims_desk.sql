@@ -183,7 +183,7 @@ INSERT @New ([Number], [Wanted], [IsUrgent]) VALUES (N'C-3', 70.5, 1);
 EXEC [Claims].[Open] @New;
 SELECT [priority], COUNT(*) AS waiting FROM [Claims].[ExpertQueue] GROUP BY [priority] ORDER BY [priority] DESC;
 GO
--- a claim of nothing is none, and a text that the schema does not know is no question
+-- a claim of nothing is none, and a text that the schema does not know is not a question
 DECLARE @New [Claims].[NewClaims];
 INSERT @New ([Number], [Wanted]) VALUES (N'C-0', 0);
 GO

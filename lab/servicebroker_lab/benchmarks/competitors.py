@@ -41,7 +41,7 @@ class Pgmq:
             self._connection.execute("select pgmq.create('bench')")
         except psycopg.Error as problem:
             self._connection.close()
-            raise InstanceError(f"'{sql_file}' is no SQL file of a pgmq release: {problem}") from None
+            raise InstanceError(f"'{sql_file}' is not an SQL file of a pgmq release: {problem}") from None
         self._holder = psycopg.connect(url)
         self._body = text_body()
 

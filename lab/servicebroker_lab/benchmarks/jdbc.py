@@ -76,7 +76,7 @@ def reachable(folder: Path, jar: Path) -> Jdbc:
         InstanceError: the jar is none, or the port is taken.
     """
     if not zipfile.is_zipfile(jar):
-        raise InstanceError(f"'{jar}' is no jar of PostgreSQL's JDBC driver.")
+        raise InstanceError(f"'{jar}' is not a jar of PostgreSQL's JDBC driver.")
     port = int(str(SETTINGS["port"]))
     with socket.socket() as probe:
         if probe.connect_ex((HOST, port)) == 0:

@@ -23,7 +23,7 @@ def fuzz_command(
     """Decode random bodies with limits of memory and time; exit code 1 when a decoder failed."""
     selected = formats or list(MAKERS)
     if unknown_formats := set(selected) - MAKERS.keys():
-        raise typer.BadParameter(f"{', '.join(sorted(unknown_formats))} is no format: there are {', '.join(MAKERS)}")
+        raise typer.BadParameter(f"{', '.join(sorted(unknown_formats))} is not a format: there are {', '.join(MAKERS)}")
     outcome_counts, failures = fuzz(selected, first, seconds)
     if as_json:
         say_json({"outcomes": dict(outcome_counts), "failures": [_as_json(failure) for failure in failures]})

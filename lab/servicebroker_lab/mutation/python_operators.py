@@ -104,7 +104,7 @@ def candidates(text: str) -> Iterator[Candidate]:
 
 
 def plant(text: str, candidate: Candidate) -> str | None:
-    """Return the text with the fault; None if the result is no program, or the same one."""
+    """Return the text with the fault; None if the result is not a program, or is the same one."""
     try:
         changed: str | None = mutate_code(text, OPERATORS[candidate.operator], candidate.occurrence)
         is_other = changed is not None and ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))

@@ -18,7 +18,7 @@ from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 
 CHECK_LIMIT_S = 20.0  # for one text; more is a failure
-RUN_LIMIT_S = 3.0  # for one text; a loop or a WAITFOR may take any time, so more is no failure
+RUN_LIMIT_S = 3.0  # for one text; a loop or a WAITFOR may take any time, so more is not a failure
 _REPEAT_S = 0.5  # an exception is lost in a callback of the garbage collector, so the signal repeats
 CASES_PER_DATABASE = 50  # a database that has collected too many objects tells less
 _DATABASE = "Fuzzed"

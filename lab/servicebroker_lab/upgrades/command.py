@@ -41,7 +41,7 @@ def upgrades_command(
     """Upgrade two instances in turn while they exchange messages; exit code 1 unless all arrive once, in order."""
     source = old / "src"
     if not (source / "servicebroker").is_dir():
-        raise typer.BadParameter(f"'{old}' is no checkout of servicebroker")
+        raise typer.BadParameter(f"'{old}' is not a checkout of servicebroker")
     with (
         tempfile.TemporaryDirectory(prefix="servicebroker-upgrades-") as folder,
         EmbeddedServer.start(Path(folder, "data")) as server,

@@ -77,7 +77,7 @@ class Verbs(ABC):
             The result of the method with the operation's name.
 
         Raises:
-            BrokerError: as that method; 402 `operation` is no operation.
+            BrokerError: as that method; 402 `operation` is not an operation.
         """
         engine, kind = self.engine, type(operation)
         within = WRAPPERS.get(kind)

@@ -18,7 +18,7 @@ import typer
 DEFAULT_INSTANCE = "servicebroker-data"  # a folder
 TIMEOUT_MS = 1000  # a user takes a longer wait for a hanging shell
 _PLAIN = re.compile(r"[\w./:@%+,][\w./:@%+,-]*")  # every shell reads it as one word, and not as an option
-_NAMES = {  # each query gets both parameters: $1 the database, $2 the first id that is no system object
+_NAMES = {  # each query gets both parameters: $1 the database, $2 the first id that is not a system object
     "queue": (
         "select case q.schema_name when 'dbo' then q.name else q.schema_name || '.' || q.name end "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) where q.queue_id >= $2 "

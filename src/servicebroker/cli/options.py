@@ -92,7 +92,7 @@ def span(text: str) -> timedelta:
     """
     match = re.fullmatch(r"(\d{1,8}) ?(s|min|m|h|d)", text.strip())
     if not match:
-        raise typer.BadParameter(f"{text!r} is no time: write 10min, 1h or 7d")
+        raise typer.BadParameter(f"{text!r} is not a time: write 10min, 1h or 7d")
     time = timedelta(seconds=int(match[1]) * _UNITS[match[2]])
     if not _MIN_SPAN <= time <= _MAX_SPAN:
         raise typer.BadParameter(f"{text!r} is not from 10s to 366d")

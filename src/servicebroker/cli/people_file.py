@@ -86,7 +86,8 @@ def add(path: Path, name: str, role: Role, password: str | None) -> bool:
     """
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or ":" in name or name != name.strip():
         raise InstanceError(
-            f"{name!r} is no name: use 1 to {MAX_NAME_CHARACTERS} printable characters, no colon, no outer blanks."
+            f"{name!r} is not a valid name: use 1 to {MAX_NAME_CHARACTERS} printable characters, "
+            "no colon, no outer blanks."
         )
     if password is not None and not MIN_PASSWORD_CHARACTERS <= len(password) <= MAX_PASSWORD_CHARACTERS:
         raise InstanceError(f"Use a password of {MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS} characters.")

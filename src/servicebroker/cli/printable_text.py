@@ -18,7 +18,7 @@ def shown_body(validation: str, body: bytes | None) -> str:
     """Return a message body as text without control characters.
 
     `validation` is the code of the message type's validation: E for EMPTY, X for XML, N for NONE. A body without
-    validation that is no text in UTF-8 is returned in hexadecimal.
+    validation that is not UTF-8 text is returned in hexadecimal.
     """
     if body is None or validation == "E":
         return "Empty message."

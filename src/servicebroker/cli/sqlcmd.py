@@ -193,6 +193,6 @@ def variables_of(options: list[str]) -> dict[str, str]:
     for option in options:
         name, sign, value = option.partition("=")
         if not sign or not re.fullmatch(_NAME, name):
-            raise ValueError(f"'{option}' is no variable: write -v name=value.")
+            raise ValueError(f"'{option}' is not a variable definition: write -v name=value.")
         variables[name] = value
     return variables

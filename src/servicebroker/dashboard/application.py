@@ -446,7 +446,7 @@ def _base(request: Request) -> str:
 
 
 async def _fields(request: Request) -> dict[str, str] | None:
-    """Return the fields of a form; None if the body of the request is no form, or is incomplete."""
+    """Return the fields of a form; None if the body of the request is not a form, or is incomplete."""
     body = b""
     try:
         async for part in request.stream():

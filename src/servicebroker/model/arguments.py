@@ -122,7 +122,7 @@ def stored_bodies(bodies: Iterable[Body], maximum: int = MAX_BODY_BYTES) -> list
 
 
 def check_script(script: object, parameters: object) -> None:
-    """Refuse T-SQL that is no str, and parameters that are no mapping of names to values."""
+    """Refuse T-SQL that is not a str, and parameters that are not a mapping of names to values."""
     if not isinstance(script, str):
         raise BrokerError(402, "the script", type(script).__name__, "str")
     if parameters is not None and not (isinstance(parameters, Mapping) and all(isinstance(p, str) for p in parameters)):
@@ -130,13 +130,13 @@ def check_script(script: object, parameters: object) -> None:
 
 
 def check_wait(wait: object) -> None:
-    """Refuse a value that is no number of seconds for WAITFOR."""
+    """Refuse a value that is not a number of seconds for WAITFOR."""
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
         raise BrokerError(402, "wait", short_repr(wait), "seconds, 0 or more")
 
 
 def check_seconds(name: str, seconds: object) -> None:
-    """Refuse a value that is no finite number of seconds.
+    """Refuse a value that is not a finite number of seconds.
 
     Raises:
         BrokerError: 402.
@@ -201,7 +201,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_count(name: str, count: object) -> None:
-    """Refuse a value that is no count of at least one."""
+    """Refuse a value that is not a count of at least one."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2_147_483_647:
         raise BrokerError(402, name, short_repr(count), "an int of 1 or more")
 
@@ -219,7 +219,7 @@ def messages_per_second(name: str, rate: object) -> float:
 
 
 def check_priority(priority: object) -> None:
-    """Refuse a value that is no priority of a conversation; None means without one.
+    """Refuse a value that is not a priority of a conversation; None means without one.
 
     Raises:
         BrokerError: 402.
@@ -244,21 +244,21 @@ def check_idempotency(key: object, seconds: object) -> None:
 
 
 def check_groups(groups: object) -> None:
-    """Refuse a value that is no valid number of conversation groups for one transaction."""
+    """Refuse a value that is not a valid number of conversation groups for one transaction."""
     check_count("groups", groups)
     if groups > MAXIMUM_GROUPS:  # type: ignore[operator]
         raise BrokerError(402, "groups", short_repr(groups), f"at most {MAXIMUM_GROUPS}: each costs a subtransaction")
 
 
 def check_slots(slots: object) -> None:
-    """Refuse a value that is no number of concurrent handlers of a queue's workers."""
+    """Refuse a value that is not a number of concurrent handlers of a queue's workers."""
     check_count("global_concurrency", slots)
     if slots > MAXIMUM_SLOTS:  # type: ignore[operator]
         raise BrokerError(402, "global_concurrency", short_repr(slots), f"at most {MAXIMUM_SLOTS}")
 
 
 def check_error_code(code: object) -> None:
-    """Refuse a value that is no valid code of END CONVERSATION WITH ERROR."""
+    """Refuse a value that is not a valid code of END CONVERSATION WITH ERROR."""
     if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
         raise BrokerError(402, "the error code", short_repr(code), "a positive int")
 

@@ -206,7 +206,7 @@ def encode_body(message_type: str, body: Any) -> Body | Omitted:
 
 
 def encoded_all(message_type: str, bodies: Any) -> Any:
-    """Return the bodies of a batch, each as `encode_body`; the verb refuses a value that is no list."""
+    """Return the bodies of a batch, each as `encode_body`; the verb refuses a value that is not a list."""
     is_coded = isinstance(message_type, str) and message_type in _codecs
     if not is_coded or not isinstance(bodies, Sequence) or isinstance(bodies, str | bytes | bytearray):
         return bodies

@@ -75,7 +75,7 @@ def read_event(body: bytes | None) -> EventInstance:
     """Return the event of a message of the type EventNotification.
 
     Raises:
-        ValueError: the body is no event notification.
+        ValueError: the body is not an event notification.
     """
     from lxml import etree  # programs that read no XML do not load its parser
 

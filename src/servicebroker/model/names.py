@@ -109,7 +109,7 @@ def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
     """Return `name` if it is valid for a `kind` ('queue', 'service', ...).
 
     Raises:
-        BrokerError: 402 the name is no str; 15151 it is empty, too long, or has a NUL or half of a surrogate pair.
+        BrokerError: 402 the name is not a str; 15151 it is empty, too long, or has a NUL or half of a surrogate pair.
     """
     if not isinstance(name, str):
         raise BrokerError(402, f"the {kind} name", type(name).__name__, "str")

@@ -104,8 +104,8 @@ class Failure:
 
     Attributes:
         message: as RECEIVE returned it.
-        error: the exception of the procedure. One that is no `Exception`, such as KeyboardInterrupt, is the `__cause__`
-            of an InstanceError here.
+        error: the exception of the procedure. One that is not an `Exception`, such as KeyboardInterrupt, is the
+            `__cause__` of an InstanceError here.
         count: the number of failures of this message in a row, with this one.
         first_failed_at: the time of the first failure (UTC).
         first_error: the text of the first failure.
@@ -125,7 +125,7 @@ class Retry:
     """The decision to put the message back. No reader receives from its conversation group for `after` seconds.
 
     Raises:
-        BrokerError: 402 `after` is no number of seconds from 0 to a hundred years.
+        BrokerError: 402 `after` is not a number of seconds from 0 to a hundred years.
     """
 
     after: float = 0.0
@@ -140,10 +140,11 @@ class Retry:
 class EndWithError:
     """The decision END CONVERSATION WITH ERROR: the other side gets the Error, and the queued messages are removed.
 
-    A description that is no str, such as the exception itself, becomes its text. A long one is cut to 3,000 characters.
+    A description that is not a str, such as the exception itself, becomes its text. A long one is cut to 3,000
+    characters.
 
     Raises:
-        BrokerError: 402 the code is no positive int, 8422 there is no description.
+        BrokerError: 402 the code is not a positive int, 8422 there is no description.
     """
 
     code: int = 500
@@ -173,7 +174,7 @@ class Reply:
     If the conversation has ended or failed, nothing is sent.
 
     Raises:
-        BrokerError: 402 the message type is no str.
+        BrokerError: 402 the message type is not a str.
     """
 
     message_type: str
@@ -270,7 +271,7 @@ def checked_verdict(verdict: object) -> Verdict:
     """Check and return the decision of a retry policy.
 
     Raises:
-        BrokerError: 402 the value is no verdict.
+        BrokerError: 402 the value is not a verdict.
     """
     if isinstance(verdict, Retry | EndWithError | SetAside | Ignore | Reply):
         return verdict

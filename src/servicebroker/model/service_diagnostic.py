@@ -24,7 +24,7 @@ def asked_service(body: bytes) -> str:
     """Return the service that a Query asks about.
 
     Raises:
-        ValueError: the body is no Query.
+        ValueError: the body is not a Query.
     """
     try:
         root = parse(body)

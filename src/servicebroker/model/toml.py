@@ -16,7 +16,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return the contents of a TOML text. A byte order mark, as editors of Windows write it, is skipped.
 
     Raises:
-        ValueError: the text is no TOML, or has values that Python cannot read; the message names them.
+        ValueError: the text is not TOML, or has values that Python cannot read; the message names them.
     """
     if any(len(re.findall(_PART, match[0])) > MAX_KEY_PARTS for match in _PARTS.finditer(text)):
         raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")

@@ -141,8 +141,8 @@ class Worker:
         list of these.
 
         Raises:
-            BrokerError: 402 an argument that is no name, a type that has a handler, END_DIALOG with `answers_ends`, a
-                coroutine function beside a plain one, a generator function, or one that does not take two arguments.
+            BrokerError: 402 an argument that is not a name, a type that has a handler, END_DIALOG with `answers_ends`,
+                a coroutine function beside a plain one, a generator function, or one that does not take two arguments.
         """
         for name in message_types:
             if not isinstance(name, str):

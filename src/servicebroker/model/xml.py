@@ -258,7 +258,7 @@ def read_schema(text: str | bytes) -> SchemaDocument:
     """Return the text of a schema as a document.
 
     Raises:
-        ValueError: the text is no XML schema, has a DTD, or refers to documents outside of its collection.
+        ValueError: the text is not an XML schema, has a DTD, or refers to documents outside of its collection.
     """
     try:
         root = parse(text) if isinstance(text, bytes) else etree.fromstring(text.encode(), _parser("utf-8"))
@@ -318,7 +318,7 @@ class SchemaCollection:
 
 
 class _OnlyThese(etree.Resolver):
-    """Resolves the documents of a collection. Any other location is an empty document, which is no schema."""
+    """Resolves the documents of a collection. Any other location is an empty document, which is not a schema."""
 
     def __init__(self, texts: dict[str, bytes]) -> None:
         self._texts = texts

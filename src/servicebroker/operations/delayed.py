@@ -24,7 +24,7 @@ class DelayedMessages(Operation[list[DelayedMessage]]):
 
     Raises:
         BrokerError: 5011 without a handle, the list requires db_owner; 8494 no SEND on this side's service; 402
-            `handle` is no handle.
+            `handle` is not a handle.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"

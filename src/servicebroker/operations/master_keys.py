@@ -99,7 +99,7 @@ class DropMasterKeyPassword(_OfMasterKey):
         password: the password to remove. The key must have another one.
 
     Raises:
-        BrokerError: 15581 no master key, 15558 it is no password of the key, or its only password, 15247 no permission,
+        BrokerError: 15581 no master key, 15558 it does not open the key, or is its only password, 15247 no permission,
             402 the password is not a str.
     """
 

@@ -72,7 +72,7 @@ class Send(_Delayable, Operation[Numbers]):
             omitted or empty body is received as None.
         delay: a timedelta or seconds. The message, and every later one of its conversation, waits as long in the
             transmission queue. Use another conversation for messages that must not wait.
-        at: the time until which the message waits, with a time zone. A time in the past is no delay.
+        at: the time until which the message waits, with a time zone. A time in the past is not a delay.
 
     Raises:
         BodyError: the codec of the message type refuses the body.
@@ -206,7 +206,7 @@ class SendBatch(_Delayable, Operation[int]):
         """Check the fields, and return the bodies to store. `maximum` is the largest size of each in bytes.
 
         Raises:
-            BrokerError: as `Send.content`; 402 `bodies` is no list, or is empty.
+            BrokerError: as `Send.content`; 402 `bodies` is not a list, or is empty.
             BodyError: the codec of the message type refuses a body.
         """
         check_handle(self.handle)

@@ -47,7 +47,7 @@ class AlterService(Definition[None]):
         name: the name of the service, compared byte by byte.
         queue: the new queue. The messages of the service move there.
         add_contracts: contracts for which the service becomes a target.
-        drop_contracts: contracts for which the service is no target any more.
+        drop_contracts: contracts for which the service is no longer a target.
 
     Raises:
         BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404 a contract is listed

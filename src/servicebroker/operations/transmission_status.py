@@ -20,7 +20,7 @@ class GetTransmissionStatus(Operation[str]):
         handle: the conversation.
 
     Raises:
-        BrokerError: 8418 the handle is missing, 402 it is no handle.
+        BrokerError: 8418 the handle is missing, 402 it is not a handle.
     """
 
     handle: UUID

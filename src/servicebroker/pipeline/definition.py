@@ -377,7 +377,7 @@ def check_choice(value: str, choices: tuple[str, ...], *position: str | int) -> 
     """Check that a value is one of the choices. The error does not list an empty choice.
 
     Raises:
-        DefinitionError: the value is no choice.
+        DefinitionError: the value is not a choice.
     """
     if value not in choices:
         known = ", ".join(filter(None, choices))
@@ -419,7 +419,7 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
     for name in names:
         if not COLUMN_NAME.fullmatch(name):
             raise DefinitionError(
-                f"'{name}' is no valid column name: use letters, digits and _", "message", number, "columns", name
+                f"'{name}' is not a valid column name: use letters, digits and _", "message", number, "columns", name
             )
     lower_case_names = [name.lower() for name in (*names, *(column.name for column in ORIGIN))]
     for name in names:
@@ -485,7 +485,7 @@ def _check_delete(rule: MessageRule, delete: DeleteRule, row_rule: MessageRule |
         )
     for name in delete.key:
         if name not in row_rule.body_key:
-            raise DefinitionError(f"'{name}' is no column of the key", "message", number, "delete_key")
+            raise DefinitionError(f"'{name}' is not a column of the key", "message", number, "delete_key")
     if delete.when == "always":
         _check_columns_of_delete(rule, row_rule, number)
     try:

@@ -237,7 +237,7 @@ def _queues(values: Mapping[str, str]) -> dict[str, str]:
     try:
         re.compile(pattern)
     except (re.error, OverflowError) as problem:
-        raise InstanceError(f"The option 'queuePattern' is no regular expression: {problem}.") from None
+        raise InstanceError(f"The option 'queuePattern' is not a regular expression: {problem}.") from None
     except RecursionError:
         raise InstanceError("The option 'queuePattern' is a regular expression nested too deeply.") from None
     queues = [name.strip().lower() for name in names.split(",")]

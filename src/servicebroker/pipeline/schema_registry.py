@@ -45,7 +45,7 @@ def checked_url(registry: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"credentials belong in the environment, as {USER_INFO} or {TOKEN}, not in the URL")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"'{url}' is no URL of a registry: it begins with http:// or https://")
+        raise ValueError(f"'{url}' is not a URL of a registry: it begins with http:// or https://")
     return url
 
 
@@ -123,7 +123,7 @@ def _content(url: str, response: dict[str, Any], query: str) -> bytes:
             f"The schema registry at '{url}' returns the text of a Protobuf schema instead of its descriptor: it "
             "does not support format=serialized, so that no body of this rule can be read."
             if query
-            else f"The server at '{url}' is no schema registry: a schema in its response is no text."
+            else f"The server at '{url}' is not a schema registry: a schema in its response is not a text."
         ) from None
 
 
@@ -171,7 +171,7 @@ class _Session:
         return response
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise InstanceError(f"The server at '{self.url}' is no schema registry: {reason}.")
+        raise InstanceError(f"The server at '{self.url}' is not a schema registry: {reason}.")
 
     def get(self, path: str) -> Any:
         """Return the decoded response to a GET.

@@ -205,7 +205,7 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
             if refusals == MAX_REFUSALS_PER_SLOT:
                 raise InstanceError(
                     f"The batch is not sent: {refusals} of its conversations have failed, most likely because that "
-                    f"many bodies are no {piece.message_type}. Leave such rows out, or give them another type."
+                    f"many bodies are not valid {piece.message_type}. Leave such rows out, or give them another type."
                 )
             refusals += 1
             handle, sent = yield from _begin(sender, slot, now)

@@ -100,7 +100,7 @@ class Admission(Generic[Key]):
 
 
 def network_of(host: str) -> str:
-    """Return the network of an address. A text that is no address is its own network."""
+    """Return the network of an address. A text that is not an address is its own network."""
     try:
         address: IPv4Address | IPv6Address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -82,7 +82,7 @@ class FrameReader:
         """Return the next whole frame, or None if more bytes are needed.
 
         Raises:
-            WireError: 11235 the bytes are no frame, or the frame is longer than allowed.
+            WireError: 11235 the bytes are not a frame, or the frame is longer than allowed.
         """
         buffer = self._buffer
         if len(buffer) < HEADER_SIZE:

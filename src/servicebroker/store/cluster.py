@@ -149,7 +149,7 @@ class Cluster:
             )
 
     def original(self) -> Path | None:
-        """Return the folder that this folder is a copy of; None if it is no copy, or was moved."""
+        """Return the folder that this folder is a copy of; None if it is not a copy, or was moved."""
         try:
             home = Path(os.fsdecode(read_file(self.folder / HOME_FILE)))
         except FileNotFoundError:
@@ -157,7 +157,7 @@ class Cluster:
         return home if self._is_copy_of(home) else None
 
     def settle(self) -> None:
-        """Record this folder as the home of its instance, so that it is no copy any more."""
+        """Record this folder as the home of its instance, so that it is no longer a copy."""
         self._write(self.folder / HOME_FILE, str(self.folder))
 
     def _check_whole(self) -> None:

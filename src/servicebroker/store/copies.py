@@ -67,7 +67,7 @@ def read(file: Path) -> Archive:
     """Read the contents of a dump.
 
     Raises:
-        InstanceError: it is no dump of pg_dump, or has no instance.
+        InstanceError: it is not a dump of pg_dump, or has no instance.
     """
     entries = _run("pg_restore", "--list", str(file)).splitlines()
     migrations = [entry for entry in entries if " TABLE DATA servicebroker migrations " in entry]

@@ -92,7 +92,7 @@ class TlsPipe:
         """Take bytes of the client. Return what they say; nothing during the handshake.
 
         Raises:
-            ssl.SSLError: the handshake failed, or the bytes are no TLS.
+            ssl.SSLError: the handshake failed, or the bytes are not TLS.
         """
         self._incoming.write(data)
         if not self.is_established:

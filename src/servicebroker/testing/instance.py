@@ -282,7 +282,7 @@ class Database(Verbs):
         """Run a worker for the messages of one RECEIVE, with its retry policy. Returns the number of messages.
 
         Raises:
-            BrokerError: 402 `worker` is no worker, or one that the database cannot run.
+            BrokerError: 402 `worker` is not a worker, or one that the database cannot run.
         """
         worker_calls.check(self.broker, [worker], 1, is_async=False)
         worker_calls.keep_schedules(self.run, [worker])

@@ -101,7 +101,7 @@ def _lock_free_groups(session: Session, groups: Iterable[UUID], maximum: int) ->
 
 
 def _refuse_if_unreceivable(session: Session, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
-    """Raise if the queue, conversation or group cannot be received from; an empty queue is no error."""
+    """Raise if the queue, conversation or group cannot be received from; an empty queue is not an error."""
     if not queue.is_receive_enabled:
         raise BrokerError(9617, queue.name)
     if handle is not None:

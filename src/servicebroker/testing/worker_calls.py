@@ -27,7 +27,7 @@ def check(broker: Broker, workers: Iterable[Worker], concurrency: int, *, is_asy
     """Refuse workers that the real instance refuses.
 
     Raises:
-        BrokerError: 15151 no such queue; 402 an invalid `concurrency`, an object that is no worker, a worker without
+        BrokerError: 15151 no such queue; 402 an invalid `concurrency`, an object that is not a worker, a worker without
             handlers, with handlers of the other kind, or without one of a type that initiators send.
     """
     check_count("concurrency", concurrency)

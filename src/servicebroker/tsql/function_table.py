@@ -117,7 +117,7 @@ def session_function_type(name: str) -> SqlType:
 
 
 def find_overload(name: str, count: int) -> Function | None:
-    """Return the row for a plain call with `count` arguments, or None if `name` is no plain function.
+    """Return the row for a plain call with `count` arguments, or None if `name` is not a plain function.
 
     Raises:
         TsqlError: 174 or 189 the number of arguments is wrong.

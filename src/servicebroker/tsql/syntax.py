@@ -538,7 +538,7 @@ class Definition(Statement):
         kind: MESSAGE TYPE, QUEUE, CERTIFICATE ...
         name: the object's name.
         clauses: documented at the parser method of the kind.
-        if_exists: True for IF EXISTS: DROP of a missing object is no error.
+        if_exists: True for IF EXISTS: DROP of a missing object is not an error.
         text: the whole statement as source text.
     """
 

@@ -149,7 +149,7 @@ _TYPE_NAME = re.compile(
 
 
 def type_key(text: str) -> str | None:
-    """Return the key of a user-defined type, 'dbo.name' in lower case, or None if the text is no type name."""
+    """Return the key of a user-defined type, 'dbo.name' in lower case, or None if the text is not a type name."""
     match = _TYPE_NAME.fullmatch(text)
     if match is None:
         return None

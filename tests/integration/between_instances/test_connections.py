@@ -252,7 +252,7 @@ def test_a_connection_exists_from_the_first_send_until_it_is_idle(
     assert west.streams == east.streams == 1  # one connection for all messages and conversations
     assert caplog.text.count("subclass=Connecting") == connecting
     two.disconnect(monkeypatch)
-    assert "The connection was idle." not in caplog.text.split("error=")[-1]  # an idle connection is no error
+    assert "The connection was idle." not in caplog.text.split("error=")[-1]  # an idle connection is not an error
     west.send("c", handle=handle)
     two.arrives("c")
     assert caplog.text.count("subclass=Connecting") > connecting

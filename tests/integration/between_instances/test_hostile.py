@@ -144,7 +144,7 @@ def test_an_impersonated_instance_is_refused_and_keeps_its_connection(world: Wor
             assert peer.closed is not None
             assert peer.closed.number == 28035
             assert "west" not in peer.closed.text  # the reason does not name the claimed instance
-    with ExitStack() as stack:  # a daemon id alone is no claim: with another certificate it is another peer
+    with ExitStack() as stack:  # a daemon id alone is not a claim: with another certificate it is another peer
         peer = world.hostile((daemon_id_of_west, None))
         stack.callback(peer.close)
         assert peer.is_online

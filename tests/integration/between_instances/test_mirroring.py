@@ -333,7 +333,7 @@ def test_applications_with_both_hosts_in_their_url_follow_a_promotion(
                 # the lower timeline
                 assert problem.index(str(old.server.folder)) < problem.index(str(new.server.folder))
 
-                # as a standby it is no finding, and the applications continue
+                # as a standby it is not a finding, and the applications continue
                 mirrored_pair.make_standby()
                 assert find_two_primaries(url) == []
                 count = len(received_numbers())

@@ -260,7 +260,7 @@ def test_capabilities_are_sent_until_the_conversation_is_open(pair: Pair, tmp_pa
 
 
 def test_refused_openings_do_not_affect_others_of_the_round(pair: Pair) -> None:
-    """Bodies that are no XML are answered with an Error. Ends and fragments are stored like other messages."""
+    """Bodies that are not XML are answered with an Error. Ends and fragments are stored like other messages."""
     pair.east.database.alter_message_type(ORDER, validation="WELL_FORMED_XML")
     contents = ("<a/>", "<no xml", "<b/>", "<c>" + "x" * 100_000 + "</c>", "<d/>")
     with pair.west.database.transaction() as transaction:

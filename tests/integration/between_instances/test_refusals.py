@@ -84,7 +84,7 @@ def test_a_refusal_is_reported_at_the_target_and_at_the_sender(two: Two, monkeyp
 
 
 def test_messages_in_transit_are_no_finding(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message without a status is no finding for 10 seconds. After that it is one, also for its conversation."""
+    """A message without a status is not a finding for 10 seconds. After that it is one, also for its conversation."""
     two.west.database.create_route("Mute", service_name="//test/Mute", address=two.east.address)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         two.west.database.alter_route("Mute", address=f"TCP://127.0.0.1:{mute.getsockname()[1]}")

@@ -473,7 +473,7 @@ def test_the_commands(database: sb.Database, clock: Clock) -> None:
     handle = run("send", "tea", *to_stock, "--delay", "90").strip()
     run("send", "pot", "--conversation", handle, "--type", ORDER, "--at", f"{clock() + MINUTE * 9}")
     assert "no time zone" in run("send", "x", *to_stock, "--at", "2030-01-31T09:00", code=2)
-    assert "is no time" in run("send", "x", *to_stock, "--at", "soon", code=2)
+    assert "is not a time" in run("send", "x", *to_stock, "--at", "soon", code=2)
     messages = json.loads(run("delayed", "list", "--json"))["messages"]
     assert [(message["conversation_handle"], message["bytes"]) for message in messages] == [(handle, 3)] * 2
     assert STOCK in run("delayed", "list", "--conversation", handle)

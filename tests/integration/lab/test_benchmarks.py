@@ -175,7 +175,7 @@ def test_a_system_that_cannot_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) 
 def test_a_file_that_is_not_pgmq(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.sql"
     wrong.write_text("select 1;")
-    with pytest.raises(InstanceError, match=r"wrong\.sql' is no SQL file of a pgmq release: .*pgmq\.create"):
+    with pytest.raises(InstanceError, match=r"wrong\.sql' is not an SQL file of a pgmq release: .*pgmq\.create"):
         benchmarks.run(["send-one"], pgmq_sql=wrong, scale=0.01, rounds=1)
 
 
@@ -235,7 +235,7 @@ def test_a_deep_queue_is_drained_and_memory_is_watched(monkeypatch: pytest.Monke
 
 
 def test_a_jar_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InstanceError, match="is no jar of PostgreSQL's JDBC driver"):
+    with pytest.raises(InstanceError, match="is not a jar of PostgreSQL's JDBC driver"):
         benchmarks.run(["pipeline-batch"], jdbc_jar=tmp_path)
 
 

@@ -294,7 +294,7 @@ def touched_queues(database: sb.Database) -> set[str]:
 
 
 def test_an_unchanged_queue_is_not_compared_again(fresh_database: sb.Database) -> None:
-    """Acts of the broker on a queue are no change. After a GRANT the queue is compared, without a finding."""
+    """Acts of the broker on a queue are not a change. After a GRANT the queue is compared, without a finding."""
     fresh_database.create_queue("Used")
     fresh_database.alter_queue("Used", retention=True)
     fresh_database.alter_queue("Used", status=False, activation=sb.Activation("usp_Used", 1, "OWNER"))

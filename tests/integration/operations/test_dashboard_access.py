@@ -143,7 +143,7 @@ def test_invalid_users_and_files_are_refused(people: Path) -> None:
     assert "create it by servicebroker people add" in run_people("show", *file, code=1)
     assert "Use a password of 10 to 1000 characters." in run_people("add", "ann", *file, typed="short\n", code=1)
     for name in ("", "a:b", " ann", "a\tb", "x" * 129):
-        assert "is no name" in run_people("add", "--proxied", *file, "--", name, code=1)
+        assert "is not a valid name" in run_people("add", "--proxied", *file, "--", name, code=1)
     assert not people.exists()
     run_people("add", "ann", "--proxied", *file)
     assert run_people("show", *file) == "ann: see, by a proxy only\n"

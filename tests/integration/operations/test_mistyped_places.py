@@ -67,9 +67,9 @@ def refusal_of(*arguments: str) -> str:
 
 @pytest.mark.parametrize("target", MISTYPED_URLS)
 def test_a_mistyped_url_is_not_used_as_a_folder(empty_folder: Path, target: str) -> None:
-    with pytest.raises(sb.InstanceError, match="is no URL of PostgreSQL"):
+    with pytest.raises(sb.InstanceError, match="is not a PostgreSQL URL"):
         sb.open(target)
-    assert "is no URL of PostgreSQL" in refusal_of("init", "--instance", target)
+    assert "is not a PostgreSQL URL" in refusal_of("init", "--instance", target)
     assert list(empty_folder.iterdir()) == []
 
 
@@ -79,7 +79,7 @@ def test_nor_is_it_for_asyncio_or_as_a_path(empty_folder: Path) -> None:
             raise AssertionError
 
     for target in ("mysql://x/y", Path("mysql://x/y")):
-        with pytest.raises(sb.InstanceError, match="is no URL of PostgreSQL"):
+        with pytest.raises(sb.InstanceError, match="is not a PostgreSQL URL"):
             asyncio.run(open_target(target))
     assert list(empty_folder.iterdir()) == []
 
@@ -114,7 +114,7 @@ def test_a_mistyped_folder_in_a_pipeline_file_makes_nothing(empty_folder: Path, 
 
 def test_nor_does_a_url_that_is_none(empty_folder: Path) -> None:
     Path("pipeline.toml").write_text(PIPELINE.format(instance="mysql://x/y"))
-    assert "is no URL of PostgreSQL" in refusal_of("pipeline", "check", "pipeline.toml")
+    assert "is not a PostgreSQL URL" in refusal_of("pipeline", "check", "pipeline.toml")
     assert [path.name for path in empty_folder.iterdir()] == ["pipeline.toml"]
 
 

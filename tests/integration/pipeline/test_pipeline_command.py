@@ -410,7 +410,7 @@ def test_a_rule_that_says_stop_ends_the_run_with_one_sentence(feed, write):
 
 def test_invalid_pipelines_are_refused_before_spark_starts(feed, write, tmp_path):
     wrong = pipeline("run", write(feed), "--conf", "executor.memory=1g", code=2)
-    assert "'executor.memory=1g' is no setting of Spark" in wrong.stderr
+    assert "'executor.memory=1g' is not a Spark setting" in wrong.stderr
     assert "there is no key 'colour'" in pipeline("check", write(feed, rule='colour = "red"'), code=1).stderr
     assert "cannot be read: No such file" in pipeline("run", tmp_path / "none.toml", code=1).stderr
     away = write(feed, rule='registry = "http://127.0.0.1:9"')

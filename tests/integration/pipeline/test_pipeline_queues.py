@@ -307,7 +307,7 @@ def test_a_queue_that_has_come_and_is_empty_is_free_when_a_query_ends_by_itself(
         ({"queue": "A, a"}, "names a queue twice"),
         ({"queue": "A,,B"}, "or none between two commas"),
         ({"queue": "A", "queuePattern": "B"}, "exclude each other"),
-        ({"queuePattern": "("}, "is no regular expression"),
+        ({"queuePattern": "("}, "is not a regular expression"),
         ({}, "needs the option 'queue'"),
         ({"queue": "A", "maxMessagesPerTrigger": "3", "minMessagesPerTrigger": "4"}, "exceeds 'maxMessages"),
         ({"queue": "A", "maxBytesPerTrigger": "3", "minBytesPerTrigger": "4"}, "exceeds 'maxBytes"),

@@ -357,6 +357,6 @@ def test_the_command_shows_and_sets_the_budget_of_a_role(fence: Fence) -> None:
     assert run_budget(ROLE, "--set", "bytes=7") == "conversations: 5,000\nmessages: no limit\nbytes: 7\n"
     shown = run_budget(ROLE, "--no-limits", "--set", "bytes=7")
     assert shown == "conversations: no limit\nmessages: no limit\nbytes: 7\n"
-    assert "no RESOURCE=AMOUNT" in run_budget(ROLE, "--set", "hats=1")
+    assert "not a RESOURCE=AMOUNT" in run_budget(ROLE, "--set", "hats=1")
     assert "15007" in run_budget("nobody")
     run_budget(ROLE, "--no-limits")

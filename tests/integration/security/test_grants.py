@@ -205,7 +205,7 @@ def test_grant_deny_and_revoke_on_each_kind(
             rows = query(database, text, app.user.principal_id, database.name)
             assert rows == [(number, letter, state_letter, word)]
         database.revoke(permission, APP, **on)
-        database.revoke(permission, APP, **on)  # REVOKE without a grant is no error
+        database.revoke(permission, APP, **on)  # REVOKE without a grant is not an error
         assert query(database, text, app.user.principal_id, database.name) == []
     for wrong in ("EXECUTE", "SEND" if kind != "service" else "RECEIVE", "CREATE QUEUE", "control"):
         for verb in (database.grant, database.deny, database.revoke):

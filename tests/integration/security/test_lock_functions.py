@@ -79,7 +79,7 @@ def two_urls(roles: None, make_instance_url: Callable[[int], str]) -> Iterator[T
 
 @pytest.fixture(scope="module")
 def plain(roles: None, make_url: Callable[[], str]) -> Iterator[TwoUrls]:
-    """Return an instance whose owner is no superuser, so that the lock functions are open."""
+    """Return an instance whose owner is not a superuser, so that the lock functions are open."""
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"grant create on database {connection.info.dbname} to {OWNER}")  # type: ignore[call-overload]

@@ -268,7 +268,7 @@ def test_the_command_line_of_a_domain(two: Two, tmp_path: Path) -> None:
     for arguments, words in [
         (("create", "--folder", folder), "There is a domain in"),
         (("show", "--folder", str(tmp_path / "nowhere")), "There is no domain in"),
-        (("join", "00", "--folder", folder), "no token"),
+        (("join", "00", "--folder", folder), "not a token"),
     ]:
         assert words in domain(west, *arguments, code=1)
 

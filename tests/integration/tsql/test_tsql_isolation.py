@@ -137,7 +137,7 @@ def test_the_broker_is_refused_in_a_snapshot(sessions: tuple[Session, Session], 
     with pytest.raises(sb.TsqlError) as error:
         session.execute("SET TRANSACTION ISOLATION LEVEL SNAPSHOT BEGIN TRANSACTION SELECT 1 " + statement)
     assert error.value.number == 40515
-    session.execute("ROLLBACK RECEIVE TOP (0) * FROM Inbox")  # by itself it is no part of a snapshot
+    session.execute("ROLLBACK RECEIVE TOP (0) * FROM Inbox")  # by itself it is not part of a snapshot
 
 
 def test_a_level_ends_with_its_procedure(sessions: tuple[Session, Session], shop: sb.Database) -> None:

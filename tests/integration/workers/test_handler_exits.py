@@ -70,7 +70,7 @@ EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
     "StopIteration": StopIteration,
     "StopAsyncIteration": StopAsyncIteration,
     "text raises": SilentError,
-    "text is no text": NoTextError,
+    "text is not a text": NoTextError,
     "text recurses": EndlessError,
     "no text": lambda: ValueError(""),
     "NUL and half a character": lambda: ValueError("a\0b\ud800"),

@@ -459,7 +459,7 @@ def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: s
     database.end_conversation(peer_handle(database, handle))
     endpoints = "select count(*) from servicebroker.conversation_endpoints"
     before = query(database, endpoints)
-    with pytest.raises(sb.InstanceError, match="sender '//elsewhere' is no service of this database"):
+    with pytest.raises(sb.InstanceError, match="sender '//elsewhere' is not a service of this database"):
         database.replay_message(dead_letter.set_aside_id)
     with refused(8423):
         database.replay_message(dead_letter.set_aside_id, from_service="//nowhere")

@@ -49,7 +49,7 @@ def classes_of(operation: type[Any]) -> list[type]:
     """Return the classes (database, instance, or both) that have this operation as a method."""
     name, told = method_name(operation), help_of(operation)
     faces = [both for both in ADMINISTRATIVE if inspect.getdoc(getattr(both[0], name, None)) == told]
-    assert faces, f"{operation.__name__} is no method of a database or an instance"
+    assert faces, f"{operation.__name__} is not a method of a database or an instance"
     return [face for both in faces for face in both]
 
 

@@ -130,7 +130,7 @@ def test_a_token_has_its_time(corp: Domain, make: Make) -> None:
 
 @pytest.mark.parametrize("text", ["", "nonsense", "00" * 47, "00" * 49, "zz" * 48])
 def test_invalid_tokens_are_refused(text: str) -> None:
-    with raises_domain_error("no token"):
+    with raises_domain_error("not a token"):
         Token.read(text)
 
 

@@ -121,7 +121,7 @@ def test_a_certificate_out_of_its_time(make: Make, days: int, words: str) -> Non
 def test_bytes_that_are_no_tls(make: Make) -> None:
     (west, _), (_, east_file) = make("west"), make("east")
     with pytest.raises(BrokerError) as error:
-        Tls(east_file, [west]).channel(is_opener=False).receive(b"\x16SB is no handshake at all")
+        Tls(east_file, [west]).channel(is_opener=False).receive(b"\x16SB is not a handshake at all")
     assert error.value.number == 9758
 
 

@@ -361,7 +361,7 @@ def test_async_middleware() -> None:
 @pytest.mark.parametrize(
     "flaw",
     [
-        lambda tx, message: None,  # a result that is no context manager
+        lambda tx, message: None,  # a result that is not a context manager
         lambda tx, message: 1 / 0,
         lambda tx, message: contextlib.contextmanager(lambda: iter(()))(),  # a generator without a yield
     ],

@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path):
 
 
 def test_a_checkpoint_is_read_as_spark_reads_it(tmp_path):
-    """An id in other letter case is the same query, and a file with another name is no batch."""
+    """An id in other letter case is the same query, and a file with another name is not a batch."""
     pipe = pipeline(tmp_path)
     land(pipe, QUERY, 1, batch(order(1)))
     folder = write_checkpoint(pipe, 0)

@@ -219,7 +219,7 @@ def test_a_dot_goes_a_level_down_and_a_list_names_each_key():
 
 
 def test_a_wrong_type_on_the_way_is_said_with_its_place():
-    with pytest.raises(Undecodable, match=r"'a\.b' is no object: 5"):
+    with pytest.raises(Undecodable, match=r"'a\.b' is not an object: 5"):
         decoder("json", [Column("x", "long", True, "a.b.c.d")]).decode(b'{"a": {"b": 5}}')
 
 
@@ -300,15 +300,15 @@ def test_other_faults_of_a_body_are_reported_before_its_schema():
 @pytest.mark.parametrize(
     ("schema", "expected_text"),
     [
-        ('{\n  "type": \n}', "no JSON Schema: Expecting value: line 3 column 1"),
-        ('{"properties": {"id": {"type": "whole"}}}', "no JSON Schema at 'properties.id.type': \"whole\" is not"),
-        ('{"properties": {"id": {"pattern": "("}}}', "no JSON Schema at 'properties.id.pattern'"),
-        ('{"$ref": "#/$defs/none"}', "no JSON Schema: .*'/\\$defs/none' does not exist"),
-        ('{"$ref": "http://127.0.0.1:9/line.json"}', "no JSON Schema: .*line.json"),
-        ('{"$ref": "file:///etc/hostname"}', "no JSON Schema: .*hostname"),
-        ('{"$schema": "http://json-schema.org/draft-03/schema#"}', "no JSON Schema: Unknown meta-schema"),
-        ("[]", "no JSON Schema: .* is not of types"),
-        ("[" * 100_000, "no JSON Schema"),
+        ('{\n  "type": \n}', "not a JSON Schema: Expecting value: line 3 column 1"),
+        ('{"properties": {"id": {"type": "whole"}}}', "not a JSON Schema at 'properties.id.type': \"whole\" is not"),
+        ('{"properties": {"id": {"pattern": "("}}}', "not a JSON Schema at 'properties.id.pattern'"),
+        ('{"$ref": "#/$defs/none"}', "not a JSON Schema: .*'/\\$defs/none' does not exist"),
+        ('{"$ref": "http://127.0.0.1:9/line.json"}', "not a JSON Schema: .*line.json"),
+        ('{"$ref": "file:///etc/hostname"}', "not a JSON Schema: .*hostname"),
+        ('{"$schema": "http://json-schema.org/draft-03/schema#"}', "not a JSON Schema: Unknown meta-schema"),
+        ("[]", "not a JSON Schema: .* is not of types"),
+        ("[" * 100_000, "not a JSON Schema"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(schema, expected_text):
@@ -584,17 +584,17 @@ def test_a_record_that_may_hold_itself_is_read():
         ({"format_": "json"}, "json needs columns"),
         ({"format_": "xml"}, "xml needs columns"),
         ({"format_": "xml", "columns": ORDER, "schema": b"<a/>"}, "not schema of the namespace"),
-        ({"format_": "xml", "columns": [Column("x", "string", source="a[1]")]}, "is no path"),
+        ({"format_": "xml", "columns": [Column("x", "string", source="a[1]")]}, "is not a path"),
         ({"format_": "xml", "columns": [Column("x", "string", source=("a", "b"))]}, "is one text"),
         ({"format_": "avro", "schema": json.dumps(AVRO).encode(), "columns": [Column("x", "string")]}, "no field 'x'"),
-        ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
+        ({"format_": "avro", "schema": b"{"}, "not an Avro schema"),
         ({"format_": "avro", "schema": b'"string"'}, "of a record"),
         ({"format_": "avro", "schema": b'{"type": "record", "name": "A", "fields": [{"name": "x", "type": '
           b'{"type": "array", "items": "null"}}]}'}, "any length"),
         ({"format_": "avro", "schema": json.dumps(_empties("E")).encode()}, "any length"),
         ({"format_": "avro", "schema": json.dumps(_empties({"type": "fixed", "name": "F", "size": 0})).encode()},
          "any length"),
-        ({"format_": "protobuf", "schema": b"\xff"}, "no Protobuf descriptor set"),
+        ({"format_": "protobuf", "schema": b"\xff"}, "not a Protobuf descriptor set"),
         ({"format_": "protobuf", "schema": b"", "message": "A"}, "no message 'A'"),
         ({"format_": "text", "schema": b"{}"}, "text has no schema"),
         ({"format_": "text", "encoding": "klingon"}, "not a text encoding"),
@@ -614,7 +614,7 @@ def test_a_wrong_definition_is_said(given, complaint):
 
 @pytest.mark.parametrize("kind", ["text", "decimal(39,1)", "decimal(3,4)", "decimal(0,0)", ""])
 def test_a_type_that_there_is_not_is_refused(kind):
-    with pytest.raises(ValueError, match="is no type"):
+    with pytest.raises(ValueError, match="is not a type"):
         parse_kind(kind)
 
 

@@ -178,7 +178,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('partition_by = "_date"', 'partition_by = ["day"]', 23, "no column 'day'"),
         ('partition_by = "_date"', "partition_by = [5]", 23, "list of texts"),
         ('key = ["id"]', 'key = ["note"]', 24, "never null"),
-        ('id = "long"', 'id = "int8"', 29, "'int8' is no type"),
+        ('id = "long"', 'id = "int8"', 29, "'int8' is not a type"),
         ('id = "long"', 'id = { type = "long", form = "x" }', 29, "no key 'form'"),
         ('id = "long"', 'id = { type = "long", round = true }', 29, "only decimal and timestamp can be rounded"),
         ('id = "long"', 'id = { type = "timestamp", epoch = "h" }', 29, "must be one of s, ms"),
@@ -193,7 +193,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('[message.columns]\nid = "long"\nnote = "string?"', "[other]", 28, "there is no key 'other'"),
         ('format = "json"', 'format = "json"\nregistry = true', 22, "set SCHEMA_REGISTRY_URL in the environment"),
         ('format = "json"', 'format = "json"\nregistry = 5', 22, "'registry' must be true or false"),
-        ('format = "json"', 'format = "json"\nregistry = "registry:8081"', 22, "is no URL of a registry"),
+        ('format = "json"', 'format = "json"\nregistry = "registry:8081"', 22, "is not a URL of a registry"),
         ('format = "json"', 'format = "json"\nregistry = "http://a:b@registry"', 22, "credentials belong in the"),
         ('format = "json"', 'format = "xml"\nregistry = "http://registry"', 21, "none of xml"),
         ('format = "binary"', 'format = "text"\nencoding = "klingon"', 36, "is not a text encoding"),
@@ -259,7 +259,7 @@ def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):
     path = write(COMPLETE_FILE.replace('format = "json"', 'format = "json"\nschema = "order.json"', 1))
     with pytest.raises(InstanceError) as error:
         read_pipeline(path)
-    assert str(error.value).startswith(f"{path}:22: message 1: it is no JSON Schema at 'properties.id.type': ")
+    assert str(error.value).startswith(f"{path}:22: message 1: it is not a JSON Schema at 'properties.id.type': ")
     (tmp_path / "order.json").write_text('{"properties": {"id": {"type": "integer"}}}')
     assert b"integer" in read_pipeline(path).rule("//shop/Order").schema
 
@@ -323,7 +323,7 @@ table = "t"
         ({("messages", 0, "table"): "../../orders"}, "is not a table name"),
         ({("messages", 0, "format"): "pickle"}, "'format' must be one of json"),
         ({("messages", 0, "when_bad"): "run"}, "'when_bad' must be one of"),
-        ({("messages", 0, "registry"): "file:///etc/passwd"}, "is no URL of a registry"),
+        ({("messages", 0, "registry"): "file:///etc/passwd"}, "is not a URL of a registry"),
         ({("messages", 0, "maximum_body"): -1}, "'maximum_body' must be"),
         ({("messages", 0, "maximum_quarantined"): -1}, "'maximum_quarantined' must be"),
         ({("queues", 0, "name"): ".."}, "cannot be the name of a checkpoint's folder"),
@@ -414,7 +414,7 @@ def test_the_messages_that_delete_are_read(write):
         ('"op", value = ["d", true, 3]', '"op", value = [1.5]', 13, "a list of texts, whole numbers"),
         ('{ field = "op", value = ["d", true, 3] }', '"empty"', 13, "has no 'id'"),
         ('delete_when = { field = "op", value = ["d", true, 3] }\n', "", 13, "delete_key needs delete_when"),
-        ('{ id = "before.id" }', '{ note = "x" }', 14, "'note' is no column of the key"),
+        ('{ id = "before.id" }', '{ note = "x" }', 14, "'note' is not a column of the key"),
         (
             'warehouse = "tables"',
             'warehouse = "tables"\nbronze = "customers_tombstones"',

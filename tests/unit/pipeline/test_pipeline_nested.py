@@ -49,7 +49,7 @@ def test_a_nested_type_has_one_form_in_the_file_and_in_a_table(kind):
 @pytest.mark.parametrize(
     ("kind", "expected_text"),
     [
-        ("array<>", "'>' is no type"),
+        ("array<>", "'>' is not a type"),
         ("array<long", "it breaks off at 'its end'"),
         ("array<long>>", "'>' follows it"),
         ("map<long, long>", "the keys of a map are of type string"),
@@ -69,9 +69,9 @@ def test_a_nested_type_that_is_none_is_refused(kind, expected_text):
     [
         ([{"sku": "a", "qty": 2, "tags": ["x"]}, {"sku": "b"}], None),
         ([], []),
-        ({}, "wrong type: 'lines' is no array<"),
+        ({}, "wrong type: 'lines' is not of type array<"),
         ([{"qty": 1}], "missing field: 'lines[0].sku' is missing"),
-        ([{"sku": "a"}, {"sku": "b", "qty": "2"}], "wrong type: 'lines[1].qty' is no long: '2'"),
+        ([{"sku": "a"}, {"sku": "b", "qty": "2"}], "wrong type: 'lines[1].qty' is not of type long: '2'"),
         ([{"sku": "a", "tags": [None]}], "missing field: 'lines[0].tags[0]' is null"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_body_that_is_an_array_is_a_column():
     assert decode(reader, [{"id": 1}, {"id": 2}]) == [[{"id": 1}, {"id": 2}]]
     both = decoder("json", [Column("whole", "json", source="$"), Column("id", "long")])
     assert decode(both, {"id": 1}) == ['{"id":1}', 1]
-    assert decode(both, [1]) == "wrong type: the body is no object but list"
+    assert decode(both, [1]) == "wrong type: the body is of type list, not an object"
     with pytest.raises(ValueError, match="only a column of json takes the whole body"):
         decoder("xml", [Column("whole", "string", source="$")])
 

@@ -29,7 +29,7 @@ OPTIONS = {"instance": "./data", "database": "D"}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queuePattern": "a{99999999999}"}, "'queuePattern' is no regular expression: the repetition number"),
+        ({"queuePattern": "a{99999999999}"}, "'queuePattern' is not a regular expression: the repetition number"),
         ({"queuePattern": "(" * 5000}, "'queuePattern' is "),
         ({"queue": "Q", "maxMessagesPerTrigger": "9" * 5000}, "must be a whole number from 1 to 2147483647, not '9999"),
         ({"queue": "Q", "ack": "x\n" * 5000}, r"must be delete or archive, not 'x\\nx"),

@@ -298,9 +298,9 @@ def test_a_body_with_another_number_holds_nothing_up(registry):
         ((404, {"error_code": 404, "message": "HTTP 404 Not Found"}), "answers 404"),
         ((401, {"error_code": 401, "message": "Unauthorized"}), f"credentials come from {USER_INFO} or {TOKEN}"),
         (b"<html>", "cannot be reached (Expecting value"),
-        ({"hello": 1}, "is no schema registry"),
-        ([1], "is no schema registry"),
-        ({"schema": "{}", "references": [{"subject": "a"}]}, "is no schema registry: it refers to {'subject': 'a'}"),
+        ({"hello": 1}, "is not a schema registry"),
+        ([1], "is not a schema registry"),
+        ({"schema": "{}", "references": [{"subject": "a"}]}, "is not a schema registry: it refers to {'subject': 'a'}"),
         ({"schemaType": "PROTOBUF", "schema": "syntax = 'proto3';"}, "does not support format=serialized"),
     ],
 )
@@ -478,7 +478,7 @@ def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head
         ({"format_": "json", "schema": b"{}"}, "only Avro takes a schema of its own"),
         ({"format_": "protobuf", "message": "A"}, "each body names its message"),
         ({"format_": "avro", "columns": ()}, "columns are needed"),
-        ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
+        ({"format_": "avro", "schema": b"{"}, "not an Avro schema"),
     ],
 )
 def test_options_that_do_not_fit_a_registry_are_refused(registry, given, expected_text):

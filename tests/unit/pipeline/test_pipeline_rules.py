@@ -96,7 +96,7 @@ def test_examples_are_compared_with_the_expected_rows(files, monkeypatch):
     assert [*find_differences(pipeline, wrong, try_message(pipeline, wrong.message_type, wrong.body))] == [
         "has id = 3, not 4",
         "cannot have 'colour': there is no such column",
-        "cannot have this value: 'at' is no timestamp: 'noon'",
+        "cannot have this value: 'at' is not of type timestamp: 'noon'",
     ]
     (unread,) = find_differences(pipeline, examples[2], trials[0])
     assert unread.startswith('is not in quarantine (orders: {"id": 1,')
@@ -197,5 +197,5 @@ def test_a_first_rule_of_xml_reads_its_samples():
 
 @pytest.mark.parametrize("samples", [[], [b"{}", b"{"], [b"<a>", b"<b/>"], [b"[" * 950 + b"]" * 950]])
 def test_samples_of_which_no_rule_comes_are_refused(samples):
-    with pytest.raises(InstanceError, match=r"needs at least one sample|is no (JSON|XML)|nested too deeply"):
+    with pytest.raises(InstanceError, match=r"needs at least one sample|is not (JSON|XML)|nested too deeply"):
         infer_rule("Order", "orders", samples)

@@ -51,7 +51,7 @@ TABLE: dict[str, tuple[Settings, list[tuple[float, Seen, MonitorState, Decision]
         [(0, EMPTY, INACTIVE, NOTHING), (0.001, READY, NOTIFIED, ACTIVATE)],
     ),
     "messages that are there when the monitor begins start it too": (THREE, [(0, READY, NOTIFIED, ACTIVATE)]),
-    "old counters are no RECEIVE": (
+    "old counters are not a RECEIVE": (
         THREE,
         [(0, ready(0, receives=900, empty=30), NOTIFIED, ACTIVATE), (99, ready(1, receives=900), NOTIFIED, NOTHING)],
     ),

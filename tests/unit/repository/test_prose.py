@@ -58,7 +58,7 @@ class Queue:
         self,
     ) -> str:  # never empty
         """Whose name it is."""
-        return """What is no docstring."""
+        return """What is not a docstring."""
 '''
     assert kinds(text) == [("docstrings", 1), ("docstrings", 3), ("docstrings", 8)]
 
@@ -68,7 +68,7 @@ def test_a_comment_before_the_docstring_of_a_module_is_no_code() -> None:
 
 
 def test_comments_are_not_parts_of_strings() -> None:
-    text = 'URL = "http://host/#what"\nQUERY = """\n# What is no comment\n"""\nwait()  # what waits\n'
+    text = 'URL = "http://host/#what"\nQUERY = """\n# What is not a comment\n"""\nwait()  # what waits\n'
     assert kinds(text) == [("comments", 5)]
 
 

@@ -162,7 +162,7 @@ def after(start: datetime, days: int) -> datetime:
     """Return the time `days` days later.
 
     Raises:
-        BrokerError: 402 START_DATE is no datetime, or the result is out of range.
+        BrokerError: 402 START_DATE is not a datetime, or the result is out of range.
     """
     try:
         return start + timedelta(days=days)
@@ -174,7 +174,7 @@ def a_year_after(start: datetime) -> datetime:
     """Return the time a calendar year later, on February 28 for a leap day.
 
     Raises:
-        BrokerError: 402 START_DATE is no datetime, or the result is out of range.
+        BrokerError: 402 START_DATE is not a datetime, or the result is out of range.
     """
     try:
         is_leap_day = (start.month, start.day) == (2, 29)
@@ -187,7 +187,7 @@ def read_file(file: File) -> bytes:
     """Read a file.
 
     Raises:
-        BrokerError: 402 `file` is no path, 15208 it cannot be read.
+        BrokerError: 402 `file` is not a path, 15208 it cannot be read.
     """
     path = _path(file)
     try:
@@ -200,7 +200,7 @@ def write_file(file: File, data: bytes) -> None:
     """Write a new file that only its owner may read.
 
     Raises:
-        BrokerError: 402 `file` is no path, 15240 the file exists already, or cannot be written.
+        BrokerError: 402 `file` is not a path, 15240 the file exists already, or cannot be written.
     """
     path = _path(file)
     try:
@@ -210,7 +210,7 @@ def write_file(file: File, data: bytes) -> None:
 
 
 def _why(problem: OSError | ValueError) -> str:
-    return f"{problem.strerror}." if isinstance(problem, OSError) else "This is no valid path."
+    return f"{problem.strerror}." if isinstance(problem, OSError) else "This is not a valid path."
 
 
 def _path(file: object) -> Path:

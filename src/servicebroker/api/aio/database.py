@@ -235,7 +235,7 @@ class AsyncDatabase(
             from_outside: explain the routing of a first message from another instance instead.
 
         Raises:
-            BrokerError: 1093 `broker_instance` is no broker identifier, 402 `service` is no service name.
+            BrokerError: 1093 `broker_instance` is not a broker identifier, 402 `service` is not a service name.
         """
 
         def steps() -> Steps[Explanation]:
@@ -268,9 +268,9 @@ class AsyncDatabase(
         logged, and the reader continues after a pause. `servicebroker worker` does this as a program.
 
         Raises:
-            BrokerError: 15151 no such queue; 402 an argument is no worker, a worker has no handlers, its handlers are
-                async functions where functions are needed or the reverse, or it lacks a handler for a message type that
-                only initiators send to the queue.
+            BrokerError: 15151 no such queue; 402 an argument is not a worker, a worker has no handlers, its handlers
+                are async functions where functions are needed or the reverse, or it lacks a handler for a message type
+                that only initiators send to the queue.
         """
         return working(self, workers, concurrency)
 

@@ -53,7 +53,7 @@ class PollingMode:
     def note_notification(self, now: float, *, were_asleep: bool) -> None:
         """Count a notification. The tenth one of a burst begins polling mode.
 
-        `were_asleep`: all readers were asleep, so the notification is no part of a burst.
+        `were_asleep`: all readers were asleep, so the notification is not part of a burst.
         """
         is_close = now - self._last_notified < _BURST_GAP_S
         self._burst = self._burst + 1 if is_close and not were_asleep else 0

@@ -38,7 +38,7 @@ class Event(StrEnum):
     """An event before the process serves."""
 
     MIRROR = "its server is a standby"
-    PRIMARY = "its server is no standby"
+    PRIMARY = "its server is not a standby"
     HELD = "another process has the lease"
     WON = "it has the lease"
     PROVED = "a commit has succeeded"

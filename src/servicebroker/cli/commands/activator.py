@@ -64,7 +64,7 @@ def read_config(path: Path) -> Config:
     """Read the configuration in a TOML file.
 
     Raises:
-        InstanceError: the file cannot be read, or is no configuration. The text names the wrong entry.
+        InstanceError: the file cannot be read, or is not a configuration. The text names the wrong entry.
     """
     try:
         document = parse_toml(read_argument(path).decode())
@@ -85,7 +85,7 @@ def read_config(path: Path) -> Config:
 def _read_program(location: str, table: Any) -> Program:
     """Return the program of a [[program]] table. `location` begins the text of an error."""
     if not isinstance(table, dict):
-        raise InstanceError(f"{location} is no table.")
+        raise InstanceError(f"{location} is not a TOML table.")
     table = dict(table)
     command, low, high = table.pop("command", None), table.pop("min", 0), table.pop("max", 1)
     if not isinstance(command, list) or not command or not all(isinstance(part, str) for part in command):

@@ -182,7 +182,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(text)
     except ValueError:
-        raise typer.BadParameter(f"--proxy-address {text} is no address and no network") from None
+        raise typer.BadParameter(f"--proxy-address {text} is neither an address nor a network") from None
 
 
 _RIGHTS = {

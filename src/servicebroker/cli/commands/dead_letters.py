@@ -312,13 +312,13 @@ def _edited(body: bytes) -> bytes:
     """Let the operator edit a body in $EDITOR, and return the new body.
 
     Raises:
-        InstanceError: the body is no text, the editor failed, or nothing was changed.
+        InstanceError: the body is not UTF-8 text, the editor failed, or nothing was changed.
     """
     try:
         text = body.decode()
     except UnicodeDecodeError:
         raise InstanceError(
-            "The body is no text in UTF-8: export it, change the file, and replay it with --body FILE."
+            "The body is not UTF-8 text: export it, change the file, and replay it with --body FILE."
         ) from None
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with TemporaryDirectory() as folder:  # only this user can read it: the body may be secret

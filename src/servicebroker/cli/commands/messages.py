@@ -126,14 +126,14 @@ def _time(text: str | None) -> datetime | None:
     """Return the time that `--at` names; None without the option.
 
     Raises:
-        typer.BadParameter: the text is no time in ISO 8601, or has no time zone.
+        typer.BadParameter: the text is not a time in ISO 8601, or has no time zone.
     """
     if text is None:
         return None
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time, such as 2030-01-31T09:00+01:00", param_hint="--at") from None
+        raise typer.BadParameter(f"{text!r} is not a time, such as 2030-01-31T09:00+01:00", param_hint="--at") from None
     if time.utcoffset() is None:
         raise typer.BadParameter(f"{text!r} has no time zone: add Z, or an offset such as +01:00", param_hint="--at")
     return time

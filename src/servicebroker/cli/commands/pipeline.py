@@ -153,14 +153,14 @@ def _spark_settings(conf: list[str]) -> dict[str, str]:
     """Return the settings of Spark in the values of --conf.
 
     Raises:
-        typer.BadParameter: a value is no KEY=VALUE, or no setting of Spark.
+        typer.BadParameter: a value is not KEY=VALUE, or not a Spark setting.
     """
     settings = {}
     for setting in conf:
         key, is_pair, value = setting.partition("=")
         if not is_pair or not key.startswith("spark."):
             raise typer.BadParameter(
-                f"'{setting}' is no setting of Spark: write spark.KEY=VALUE.", param_hint="'--conf'"
+                f"'{setting}' is not a Spark setting: write spark.KEY=VALUE.", param_hint="'--conf'"
             )
         settings[key] = value
     return settings

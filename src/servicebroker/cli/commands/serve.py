@@ -175,7 +175,7 @@ def serve(
                             stopping.host = running.enter_context(readers)
                             running.enter_context(tds_running(opened, clients))
                         stopping.repeat_request()  # for a signal that came before daemon and host existed
-                        gc.freeze()  # imported modules are no garbage: collections need not visit them
+                        gc.freeze()  # imported modules are not garbage: collections need not visit them
                         if tds_only:
                             stopping.wait()
                         else:

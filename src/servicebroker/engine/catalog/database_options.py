@@ -88,7 +88,7 @@ def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
     """TRUSTWORTHY: set whether users of this database may be more than guest in other databases (`api/database.py`).
 
     Raises:
-        BrokerError: 15247 the caller is no administrator.
+        BrokerError: 15247 the caller is not an administrator.
     """
     yield from demand_administrator()
     yield SQL("set_trustworthy", (database_id, trustworthy))

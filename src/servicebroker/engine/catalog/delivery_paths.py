@@ -173,7 +173,7 @@ class DeliveryPaths:
         return None if target is None else DeliveryPath(from_service, to_service, database_id, own, target)
 
     def find_own_side(self, database_id: int, from_service: str, contract: str) -> OwnSide | None:
-        """Return the initiator's side alone, None if it is not cached or an argument is no string."""
+        """Return the initiator's side alone, None if it is not cached or an argument is not a string."""
         is_name = isinstance(from_service, str) and isinstance(contract, str)
         return self._own_sides.get((database_id, from_service, contract)) if is_name else None
 

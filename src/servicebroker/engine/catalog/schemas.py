@@ -108,7 +108,7 @@ def _documents(schemas: object) -> list[SchemaDocument]:
     """Return the argument's documents, one text or several, each parsed.
 
     Raises:
-        BrokerError: 402 no texts, 2378 a text that is no XML schema.
+        BrokerError: 402 no texts, 2378 a text that is not an XML schema.
     """
     texts = [schemas] if isinstance(schemas, str | bytes) else list(schemas) if isinstance(schemas, Iterable) else []
     if not texts or not all(isinstance(text, str | bytes) for text in texts):

@@ -93,7 +93,7 @@ def replay(
     else:
         raise InstanceError(
             f"Message {set_aside_id} cannot be replayed on a new conversation: its conversation has ended, and its "
-            f"sender '{message.far_service}' is no service of this database. Name a service that sends it instead "
+            f"sender '{message.far_service}' is not a service of this database. Name a service that sends it instead "
             "(--from), or export it."
         )
     return Replayed((yield from discard(database_id, set_aside_id)), handle)

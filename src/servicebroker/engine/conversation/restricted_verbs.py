@@ -567,7 +567,7 @@ def call(function: str, *arguments: object, locks: bool = False, takes: bool = F
 
 
 def _refuse(refusal: list[str] | None) -> None:
-    """Raise the error that a function has returned: its number, and the values for its text. None is no error."""
+    """Raise the error that a function has returned: its number, and the values for its text. None means no error."""
     if refusal is None:
         return
     number, *values = refusal

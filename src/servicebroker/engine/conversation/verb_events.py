@@ -58,5 +58,5 @@ def _take_snapshot(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[Con
 
 
 def _listed(handles: Sequence[UUID]) -> Sequence[UUID]:
-    """Return the handles; none if the argument is no sequence, which the verb will refuse."""
+    """Return the handles; none if the argument is not a sequence, which the verb will refuse."""
     return handles if isinstance(handles, Sequence) else ()

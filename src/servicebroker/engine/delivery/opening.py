@@ -72,7 +72,7 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     """Create the target endpoint of a conversation, before its first message is delivered.
 
     The routes of the initiator's database decide in which database (docs/reference/rules.md#routing). A missing service
-    is no error: messages wait for it. The caller has called `lock_service` before it locked the initiator.
+    is not an error: messages wait for it. The caller has called `lock_service` before it locked the initiator.
     """
     if not initiator.is_initiator or (initiator.send_sequence and not (yield from is_unopened(initiator))):
         return OpeningResult(refusal=BrokerError(8462))

@@ -54,7 +54,7 @@ def get_transmission_status(database_id: int, operation: GetTransmissionStatus) 
     docs/reference/rules.md#transmission-status.
 
     Raises:
-        BrokerError: 8418, 402 an argument that is no handle.
+        BrokerError: 8418, 402 an argument that is not a handle.
     """
     operation.check()
     rows = yield SQL("get_transmission_status", (operation.handle, database_id, RULES[9749].text))

@@ -68,7 +68,7 @@ def _failed_round(refusal: RefusalRecord) -> Finding:
 
 
 def _lasts(refusal: RefusalRecord, now: datetime) -> bool:
-    """Check whether connections with a peer broke repeatedly and recently. A single one is no problem: a restart."""
+    """Check whether connections with a peer broke repeatedly and recently. A single one is not a problem: a restart."""
     return refusal.occurrences >= REPEATED_TIMES and abs(now - refusal.last) < LONG_WAIT
 
 

@@ -378,7 +378,7 @@ def conversation(*handles: UUID) -> Lookup:
 
 
 def _named(kind: Kind, table: str, column: str, names: object) -> Lookup:
-    """Look up existing objects; the statement itself reports arguments that are no names."""
+    """Look up existing objects; the statement itself reports arguments that are not names."""
 
     def look(user: User) -> Steps[list[Securable]]:
         candidates = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []

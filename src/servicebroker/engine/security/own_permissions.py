@@ -59,7 +59,7 @@ def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Ste
     elif kind in _LOOKUPS and name is not None:
         try:
             securables = yield from _LOOKUPS[kind](name)(user)
-        except BrokerError:  # the name is no name
+        except BrokerError:  # the name is not a name
             return None
     if not securables:
         return None

@@ -145,7 +145,7 @@ def close_locks() -> Steps[None]:
     """Run the statements of `plan_lock_closing`. They wait for no lock of the broker, which another role may hold.
 
     Raises:
-        InstanceError: the caller is no superuser.
+        InstanceError: the caller is not a superuser.
     """
     rights = yield from find_lock_rights()
     if not rights.may_close:

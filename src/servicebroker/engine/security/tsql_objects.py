@@ -47,7 +47,7 @@ class Use(NamedTuple):
 
 class _Found(NamedTuple):
     is_queue: bool
-    module: str | None  # its kind in sys.objects, None for an object that is no module
+    module: str | None  # its kind in sys.objects, None for an object that is not a module
     is_known: bool  # its schema exists
     is_there: bool
     securable: Securable

@@ -220,7 +220,7 @@ class _Fields(NamedTuple):
         """Return the fields of a rule.
 
         Raises:
-            BrokerError: 402 the text is no rule.
+            BrokerError: 402 the text is not a rule.
         """
         texts = rule.lower().split()
         if len(texts) != 5:  # the fields of cron

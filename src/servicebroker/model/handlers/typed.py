@@ -152,7 +152,7 @@ def typed_procedure(procedure: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a procedure of `process`, so that it is called with a list of the annotated type.
 
     Raises:
-        BrokerError: 402 the annotation is no list.
+        BrokerError: 402 the annotation is not a list.
     """
     subject, annotation = f"the annotation of the procedure {_named(procedure)}", _annotation_of(procedure, {})
     if _is_message(_item_of(subject, annotation)):
@@ -232,7 +232,7 @@ def _item_of(subject: str, annotation: Any) -> Any:
     """Return the annotation of the items of a list.
 
     Raises:
-        BrokerError: 402 the annotation is no list.
+        BrokerError: 402 the annotation is not a list.
     """
     if isinstance(annotation, str) or _is_message(annotation):
         return annotation

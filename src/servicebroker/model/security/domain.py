@@ -51,14 +51,14 @@ class Token(NamedTuple):
         """Return the token in a printed text.
 
         Raises:
-            DomainError: the text is no token.
+            DomainError: the text is not a token.
         """
         try:
             data = bytes.fromhex(text)
         except ValueError:
             data = b""
         if len(data) != _NUMBER_BYTES + _SECRET_BYTES + _THUMBPRINT_BYTES:
-            raise DomainError("That is no token: copy the whole of what servicebroker domain invite has printed.")
+            raise DomainError("That is not a token: copy all that servicebroker domain invite has printed.")
         return cls.make(data, data[_NUMBER_BYTES + _SECRET_BYTES :])
 
     def is_of(self, thumbprint: bytes) -> bool:

@@ -101,7 +101,7 @@ def _record(schema: bytes, references: Sequence[bytes]) -> tuple[Any, dict[str, 
             check_nesting(content)
             parsed: Any = fastavro.parse_schema(content, named_types)
     except Exception as problem:  # fastavro raises errors of many types
-        raise ValueError(f"it is no Avro schema: {problem}") from None
+        raise ValueError(f"it is not an Avro schema: {problem}") from None
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise ValueError("the Avro schema must be of a record")
     return parsed, named_types

@@ -253,7 +253,7 @@ def _convert_plain(kind: str, value: Any, column: Column, conversion: Conversion
     except RecursionError:
         raise Undecodable("too deep", f"'{path}' is nested too deeply") from None
     except (ValueError, TypeError, ArithmeticError):
-        raise Undecodable("wrong type", f"'{path}' is no {kind}: {abbreviate(value)}") from None
+        raise Undecodable("wrong type", f"'{path}' is not of type {kind}: {abbreviate(value)}") from None
 
 
 def _convert_nested(kind: Kind, value: Any, column: Column, conversion: Conversion, path: str) -> Any:
@@ -281,7 +281,7 @@ def _convert_nested(kind: Kind, value: Any, column: Column, conversion: Conversi
                 )
                 for field in kind.fields
             }
-    raise Undecodable("wrong type", f"'{path}' is no {kind}: {abbreviate(value)}")
+    raise Undecodable("wrong type", f"'{path}' is not of type {kind}: {abbreviate(value)}")
 
 
 def _convert_part(field: Field, value: Any, column: Column, conversion: Conversion, path: str) -> Any:
@@ -301,14 +301,14 @@ def find_value(fields: Any, steps: Sequence[str]) -> Any:
     """Return the value at the path `steps`; MISSING if a field on the path is missing or null.
 
     Raises:
-        Undecodable: a value on the path is no object.
+        Undecodable: a value on the path is not an object.
     """
     value = fields
     for number, step in enumerate(steps):
         if value is None:
             return MISSING
         if not isinstance(value, Mapping):
-            raise Undecodable("wrong type", f"'{'.'.join(steps[:number])}' is no object: {abbreviate(value)}")
+            raise Undecodable("wrong type", f"'{'.'.join(steps[:number])}' is not an object: {abbreviate(value)}")
         if step not in value:
             return MISSING
         value = value[step]
@@ -438,7 +438,7 @@ def _timestamp(text: str, rounds: bool) -> datetime:
     """Parse a timestamp in ISO 8601. With `rounds`, fractions of a second are rounded to six digits.
 
     Raises:
-        ValueError: the text is no timestamp, or has more than six digits without `rounds`.
+        ValueError: the text is not a timestamp, or has more than six digits without `rounds`.
     """
     if isinstance(text, str) and text.endswith("z"):  # RFC 3339 allows the small letter
         text = f"{text[:-1]}Z"

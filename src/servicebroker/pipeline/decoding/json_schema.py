@@ -40,9 +40,9 @@ class JsonSchema:
             )
         except jsonschema_rs.ValidationError as problem:
             position = f" at '{_path(problem.instance_path)}'" if problem.instance_path else ""
-            raise ValueError(f"it is no JSON Schema{position}: {problem.message}") from None
+            raise ValueError(f"it is not a JSON Schema{position}: {problem.message}") from None
         except (ValueError, RecursionError) as problem:
-            raise ValueError(f"it is no JSON Schema: {problem}") from None
+            raise ValueError(f"it is not a JSON Schema: {problem}") from None
 
     @override
     def __getstate__(self) -> tuple[Any, ...]:

@@ -91,7 +91,7 @@ def parse_kind(text: str) -> Kind:
     reader = _Reader(text)
     kind = reader.kind(1)
     if reader.position < len(text):
-        raise ValueError(f"'{text}' is no type: '{text[reader.position :]}' follows it")
+        raise ValueError(f"'{text}' is not a type: '{text[reader.position :]}' follows it")
     return kind
 
 
@@ -131,11 +131,11 @@ def _plain(text: str) -> Plain:
     digits = decimal_digits(text)
     if digits is None:
         known = f"{', '.join(KINDS)}, decimal(precision, scale), array<T>, map<string, T> and struct<name: T, ...>"
-        raise ValueError(f"'{text}' is no type: there are {known}")
+        raise ValueError(f"'{text}' is not a type: there are {known}")
     precision, scale = digits
     if not 0 < precision <= MAX_DECIMAL_DIGITS or scale > precision:
         raise ValueError(
-            f"'{text}' is no type: precision goes from 1 to {MAX_DECIMAL_DIGITS}, and scale up to precision"
+            f"'{text}' is not a type: precision goes from 1 to {MAX_DECIMAL_DIGITS}, and scale up to precision"
         )
     return Plain(text)
 
@@ -150,7 +150,7 @@ class _Reader:
     def kind(self, depth: int) -> Kind:
         """Parse the type at the current position."""
         if depth > MAX_DEPTH:
-            raise ValueError(f"'{self.text}' is no type: it is nested more than {MAX_DEPTH} deep")
+            raise ValueError(f"'{self.text}' is not a type: it is nested more than {MAX_DEPTH} deep")
         name = self._next()
         if name not in ("array", "map", "struct"):
             return _plain(name)
@@ -160,7 +160,7 @@ class _Reader:
             kind = Array(self._field("", depth))
         elif name == "map":
             if self._next() != "string":
-                raise ValueError(f"'{self.text}' is no type: the keys of a map are of type string")
+                raise ValueError(f"'{self.text}' is not a type: the keys of a map are of type string")
             self._expect(",")
             kind = Map(self._field("", depth))
         else:
@@ -174,7 +174,7 @@ class _Reader:
             name = self._next()
             self._expect(":")
             if name.lower() in (field.name.lower() for field in fields):
-                raise ValueError(f"'{self.text}' is no type: the field '{name}' occurs twice")
+                raise ValueError(f"'{self.text}' is not a type: the field '{name}' occurs twice")
             fields.append(self._field(name, depth))
             if self._peek() != ",":
                 return fields
@@ -195,10 +195,10 @@ class _Reader:
         match = _TOKEN.match(self.text, self.position)
         if match is None:
             rest = self.text[self.position :].strip() or "its end"
-            raise ValueError(f"'{self.text}' is no type: it breaks off at '{rest}'")
+            raise ValueError(f"'{self.text}' is not a type: it breaks off at '{rest}'")
         self.position = match.end()
         return "".join(match[1].split())
 
     def _expect(self, token: str) -> None:
         if (next_token := self._next()) != token:
-            raise ValueError(f"'{self.text}' is no type: '{token}' is missing before '{next_token}'")
+            raise ValueError(f"'{self.text}' is not a type: '{token}' is missing before '{next_token}'")

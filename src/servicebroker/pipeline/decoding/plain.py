@@ -58,7 +58,7 @@ class JsonDecoder:
         except ValueError as problem:
             raise Undecodable("malformed", str(problem)) from None
         if not isinstance(fields, dict) and not self._accepts_any:
-            raise Undecodable("wrong type", f"the body is no object but {type(fields).__name__}")
+            raise Undecodable("wrong type", f"the body is of type {type(fields).__name__}, not an object")
         return self._projection.values(fields)
 
 
@@ -82,7 +82,7 @@ def _whole(text: str) -> int | JsonNumber:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _make_parser = partial(json.JSONDecoder, object_pairs_hook=_object, parse_float=JsonNumber, parse_constant=_no_constant)

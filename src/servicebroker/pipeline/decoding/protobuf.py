@@ -115,7 +115,7 @@ def descriptor_set(files: Sequence[bytes]) -> bytes:
     """Return a descriptor set of `FileDescriptorProto` files and the well-known Protobuf files that they import.
 
     Raises:
-        ValueError: a file is no `FileDescriptorProto`.
+        ValueError: a file is not a `FileDescriptorProto`.
     """
     from google.protobuf import descriptor_pb2
 
@@ -136,7 +136,7 @@ def _file(content: bytes) -> Any:
     try:
         return descriptor_pb2.FileDescriptorProto.FromString(content)
     except DecodeError as problem:
-        raise ValueError(f"it is no Protobuf descriptor: {problem}") from None
+        raise ValueError(f"it is not a Protobuf descriptor: {problem}") from None
 
 
 def _well_known(name: str) -> Any:
@@ -166,7 +166,7 @@ def _message_class(schema: bytes, message: str) -> Any:
     except KeyError:
         raise ValueError(f"the descriptor set has no message '{message}'") from None
     except (DecodeError, TypeError) as problem:
-        raise ValueError(f"it is no Protobuf descriptor set: {problem}") from None
+        raise ValueError(f"it is not a Protobuf descriptor set: {problem}") from None
 
 
 def _column(field: Any) -> Column:

@@ -84,7 +84,7 @@ def _xpath(path: str) -> etree.XPath:
         name = step.removeprefix("@")
         if not name or any(mark in name for mark in "'\"@[]()"):
             raise ValueError(
-                f"'{path}' is no path: give the names of elements, and @ before an attribute's, as in a/b/@c"
+                f"'{path}' is not a path: give the names of elements, and @ before an attribute's, as in a/b/@c"
             )
         steps.append(f"{'@' if step.startswith('@') else ''}*[local-name()='{name}']")
     return etree.XPath("/".join(steps))

@@ -36,7 +36,7 @@ class Shape:
 
     Attributes:
         count: number of values, including nulls.
-        plain: types of values that are no arrays, objects or nulls.
+        plain: types of values that are not arrays, objects or nulls.
         items: items of arrays.
         fields: fields of objects.
         objects: number of objects.
@@ -126,7 +126,7 @@ def _read_json(samples: Sequence[bytes]) -> list[Any]:
         try:
             values.append(json.loads(sample, parse_float=JsonNumber))
         except (ValueError, RecursionError) as problem:
-            raise InstanceError(f"Sample {number} is no JSON: {problem}.") from None
+            raise InstanceError(f"Sample {number} is not JSON: {problem}.") from None
     return values
 
 
@@ -137,7 +137,7 @@ def _read_xml(samples: Sequence[bytes]) -> list[Any]:
         try:
             roots.append(parse(sample))
         except (ValueError, etree.XMLSyntaxError) as problem:
-            raise InstanceError(f"Sample {number} is no XML: {problem}.") from None
+            raise InstanceError(f"Sample {number} is not XML: {problem}.") from None
     repeated = {path for root in roots for path in _repeated(root, ())}
     return [_fields(root, (), repeated) for root in roots]
 

@@ -218,7 +218,7 @@ def find_differences(pipeline: Pipeline, example: Example, trial: Trial) -> Iter
 
 
 def _expected(column: Column, value: Any) -> Any:
-    """Convert a TOML value to the type of the column. In a column that is no string, "" stands for NULL."""
+    """Convert a TOML value to the type of the column. In a column that is not a string, "" stands for NULL."""
     if value == "" and column.kind != "string":
         return None
     lenient = Column(column.name, column.kind, column.is_optional, rounds=column.rounds, coerces=True)

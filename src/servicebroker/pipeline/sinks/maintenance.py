@@ -120,7 +120,7 @@ def last_committed_batch(checkpoint: Path) -> tuple[int, Frontier | None]:
     try:
         *_, offset = read_file(checkpoint / "offsets" / str(max(committed))).decode().splitlines()
         return max(committed), Frontier.from_json(json.loads(offset))
-    except (OSError, ValueError, TypeError, RecursionError):  # TypeError: JSON that is no object
+    except (OSError, ValueError, TypeError, RecursionError):  # TypeError: JSON that is not an object
         raise InstanceError(f"The checkpoint '{checkpoint}' is damaged.") from None
 
 

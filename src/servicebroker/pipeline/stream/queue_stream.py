@@ -29,7 +29,7 @@ MIN_BACKGROUND_DELETE_ROWS = 10_000  # for fewer, a second connection costs more
 
 
 class Budget(NamedTuple):
-    """The remaining limits of a batch: messages, and bytes of bodies. None is no limit.
+    """The remaining limits of a batch: messages, and bytes of bodies. None means no limit.
 
     A batch has at least one message, whose body may exceed the limit of bytes.
     """

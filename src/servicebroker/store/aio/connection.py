@@ -56,7 +56,7 @@ def is_url(target: str) -> bool:
         return True
     if _URL_PATTERN.match(target):
         raise InstanceError(
-            f"'{without_password(target)}' is no URL of PostgreSQL: write postgresql://user@host:port/database, or ./ "
+            f"'{without_password(target)}' is not a PostgreSQL URL: write postgresql://user@host:port/database, or ./ "
             "before the name of a folder."
         )
     return False

@@ -428,5 +428,5 @@ def _read_request(file: Path) -> bytes:
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as opened:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DomainError("It is no file.")
+            raise DomainError("It is not a regular file.")
         return opened.read(MAX_REQUEST_BYTES)

@@ -213,7 +213,7 @@ def _execute_as(machine: Machine, statement: ExecuteAs) -> None:
     """Run EXECUTE AS.
 
     Raises:
-        BrokerError: 15590 NO REVERT or COOKIE in a module or a text, 15533 the cookie is no varbinary.
+        BrokerError: 15590 NO REVERT or COOKIE in a module or a text, 15533 the cookie is not a varbinary.
     """
     frame = machine.frame
     if statement.name is None:
@@ -240,7 +240,7 @@ def _revert(machine: Machine, statement: Revert) -> None:
 
     Raises:
         TsqlError: 15199, 15196 or 15591, each of which ends the batch.
-        BrokerError: 15533 the cookie is no varbinary.
+        BrokerError: 15533 the cookie is not a varbinary.
     """
     cookie: object = None
     if statement.cookie is not None:
@@ -304,7 +304,7 @@ def seconds_until(kind: str, text: str, now: datetime) -> float:
     """Return the seconds that a WAITFOR sleeps from `now`, in UTC: the length of a DELAY, or up to the next such TIME.
 
     Raises:
-        TsqlError: 148 the text is no time of less than 24 hours.
+        TsqlError: 148 the text is not a time of less than 24 hours.
     """
     match = _TIME_PATTERN.fullmatch(text)
     hours, minutes, seconds = (int(match[group] or 0) for group in (1, 2, 3)) if match else (99, 0, 0)

@@ -34,7 +34,7 @@ def evaluate_condition(machine: Machine, expression: Expression) -> bool:
     """Return True if a condition is true, False if it is false or unknown.
 
     Raises:
-        TsqlError: 4145 the expression is no condition.
+        TsqlError: 4145 the expression is not a condition.
     """
     function = compile_expression(expression.text)
     if function is not None:
@@ -133,7 +133,7 @@ def evaluate_identifier(machine: Machine, operand: Operand | None) -> UUID | Non
     """Return the value of an operand as uniqueidentifier, None for NULL or no operand.
 
     Raises:
-        TsqlError: 8169 a string is no uniqueidentifier.
+        TsqlError: 8169 a string is not a uniqueidentifier.
     """
     if operand is None:
         return None

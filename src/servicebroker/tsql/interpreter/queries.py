@@ -292,7 +292,7 @@ class Queries:
         """Return True if a condition is true, False if it is false or unknown.
 
         Raises:
-            TsqlError: 4145 the expression is no condition.
+            TsqlError: 4145 the expression is not a condition.
         """
         value, type_ = self.evaluate_scalar(text)
         if type_ != CONDITION_TYPE:

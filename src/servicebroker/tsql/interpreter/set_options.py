@@ -50,7 +50,7 @@ def set_option(machine: Machine, statement: SetOption) -> None:
     """Run SET.
 
     Raises:
-        TsqlError: 40515 the option cannot be changed here, 195 the word is no option.
+        TsqlError: 40515 the option cannot be changed here, 195 the word is not an option.
     """
     check_options(statement)
     for option in statement.options:
@@ -176,7 +176,7 @@ def _parse_number(value: str, minimum: int) -> int:
     """Return the number of SET ROWCOUNT or LOCK_TIMEOUT.
 
     Raises:
-        TsqlError: 102 the text is no whole number from `minimum` to the maximum of int.
+        TsqlError: 102 the text is not a whole number from `minimum` to the maximum of int.
     """
     number = parse_whole_number(value) if is_whole(value) else None
     if number is None or number < minimum or number > 2**31 - 1:

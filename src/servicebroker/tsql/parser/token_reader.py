@@ -257,7 +257,7 @@ def parse_name(text: str) -> Name:
     """Parse a text that is one name, with or without brackets.
 
     Raises:
-        TsqlError: 102 the text is no name, or more than one.
+        TsqlError: 102 the text is not a name, or more than one.
     """
     reader = TokenReader(tokenize(text))
     name = reader.name()

@@ -17,7 +17,7 @@ def check_variables(
     """Check the variables of a batch.
 
     `declared` maps each variable to the index of its declaration. At the indexes `arguments`, EXEC names a parameter,
-    which is no variable.
+    which is not a variable.
 
     Raises:
         TsqlError: 137, 1087 a variable is not declared.

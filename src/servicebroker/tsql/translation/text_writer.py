@@ -512,7 +512,7 @@ def write_value(writer: Writer, node: exp.Expression) -> Sql:
         return finish_value(writer, node, written)
     if (_PREDICATE_ROLE, type(node)) in NODE_WRITERS:
         raise TsqlError(
-            102, f"Incorrect syntax near '{operator_of(node)}'. A condition is no value: use CASE WHEN or IIF."
+            102, f"Incorrect syntax near '{operator_of(node)}'. A condition is not a value: use CASE WHEN or IIF."
         )
     raise node_not_supported(node)
 

@@ -107,7 +107,7 @@ VALUES: dict[str, Any] = {
     "CAST(0x0024 AS nvarchar(1))": "␀",  # the sign for the character is a character of its own
     "UNICODE(N'␀')": 9216,
     "CAST(N'␀' AS varbinary(2))": b"\0\x24",
-    "CAST(0xFFDBFFDF AS nvarchar(2))": "\ufffd",  # PostgreSQL's stand-in for U+0000 is no character of ours
+    "CAST(0xFFDBFFDF AS nvarchar(2))": "\ufffd",  # PostgreSQL's stand-in for U+0000 is not a character of ours
     # JSON
     "JSON_VALUE(N'{\"a\":\"x\\u0000y\"}', '$.a')": "x\0y",
     "JSON_VALUE(N'{\"a\":\"x\\\\u0000\"}', '$.a')": "x\\u0000",

@@ -90,7 +90,7 @@ def _alter_sa(machine: Machine, statement: Definition) -> None:
     """Run ALTER LOGIN sa. It is enabled as long as it has a password.
 
     Raises:
-        BrokerError: 15151 the current login is no administrator.
+        BrokerError: 15151 the current login is not an administrator.
     """
     if not machine.context.server_login.is_administrator:
         raise BrokerError(15151, "alter", "login", SA)

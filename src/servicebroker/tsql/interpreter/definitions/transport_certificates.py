@@ -89,7 +89,7 @@ def parse_dates(clauses: Mapping[str, Any], now: datetime) -> dict[str, datetime
     """Return START_DATE and EXPIRY_DATE, if they are given. Without START_DATE the certificate begins now.
 
     Raises:
-        TsqlError: 402 the certificate expires before it begins, 241 a text is no date.
+        TsqlError: 402 the certificate expires before it begins, 241 a text is not a date.
     """
     dates: dict[str, datetime] = {
         name: parse_date(clauses[name]) for name in ("start_date", "expiry_date") if name in clauses
@@ -108,7 +108,7 @@ def parse_date(text: str) -> datetime:
     """Return a date of CREATE CERTIFICATE, in UTC.
 
     Raises:
-        TsqlError: 241 the text is no date.
+        TsqlError: 241 the text is not a date.
     """
     moment = convert(text, NVARCHAR, DATETIME)
     assert isinstance(moment, datetime)

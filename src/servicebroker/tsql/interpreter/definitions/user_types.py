@@ -19,14 +19,14 @@ from servicebroker.tsql.types import parse_type, type_key
 
 
 def _find_table_type(machine: Machine, text: str) -> UserType | None:
-    """Return the table type of a name, None if the name is no table type."""
+    """Return the table type of a name, None if the name is not a table type."""
     key = type_key(text)
     user_type = None if key is None else machine.queries.user_types.get(key)
     return user_type if user_type is not None and user_type.of is None else None
 
 
 def declare_table_variable(machine: Machine, statement: DeclareVariable) -> bool:
-    """Run DECLARE @name of a table type. Return False if the type is no table type."""
+    """Run DECLARE @name of a table type. Return False if the type is not a table type."""
     table_type = _find_table_type(machine, statement.type)
     if table_type is None:
         return False
@@ -66,7 +66,8 @@ def bind_table_parameter(machine: Machine, frame: CallFrame, parameter: Paramete
     """Make the caller's table the value of a table-valued parameter. Without an argument the parameter is empty.
 
     Raises:
-        TsqlError: 206 the argument is no table of that type, 137 it was not declared, 2715 the type no longer exists.
+        TsqlError: 206 the argument is not a table of that type, 137 it was not declared, 2715 the type no longer
+            exists.
     """
     table_type = _find_table_type(machine, parameter.type)
     if table_type is None:

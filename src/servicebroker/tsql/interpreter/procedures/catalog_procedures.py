@@ -98,7 +98,7 @@ def _object_missing(machine: Machine, text: str) -> TsqlError:
 
 
 def parse_database(text: str) -> str:
-    """Return the database part of a name; "" if it has none, or if the text is no name."""
+    """Return the database part of a name; "" if it has none, or if the text is not a name."""
     try:
         return parse_name(text).database
     except TsqlError:

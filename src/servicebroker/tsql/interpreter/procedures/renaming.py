@@ -56,7 +56,7 @@ def _parse_name(machine: Machine, text: str, kind: str, max_parts: int) -> Name:
     """Return a name of at most `max_parts` parts, without its database.
 
     Raises:
-        TsqlError: 15225 the text is no name, or names another database.
+        TsqlError: 15225 the text is not a name, or names another database.
     """
     try:
         name = parse_name(text)

@@ -26,7 +26,7 @@ def _prepare_document(machine: Machine, statement: Execute) -> None:
     """Keep a document, and assign its handle to the first argument.
 
     Raises:
-        TsqlError: 179 the first argument is no variable, 6602 the document is not well formed, 40515 namespaces.
+        TsqlError: 179 the first argument is not a variable, 6602 the document is not well formed, 40515 namespaces.
     """
     arguments = bind_arguments(machine, statement, _PARAMETERS, required=1)
     target = next(argument for argument in statement.arguments if argument.name in ("", "@hdoc")).value

@@ -187,7 +187,7 @@ def _write_opening(name: str, members: list[Member], declared: str, nil: bool) -
 
 
 def _write_start(name: str, members: list[Member], declared: str) -> tuple[str, list[Member]]:
-    """Write name and attributes of an element. Return it with the members that are no attributes."""
+    """Write name and attributes of an element. Return it with the members that are not attributes."""
     attributes = [member for member in members if member[0][0].startswith("@")]
     leading = takewhile(lambda member: member[0][0].startswith("@"), members)
     if len(list(leading)) < len(attributes):

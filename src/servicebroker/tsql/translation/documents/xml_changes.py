@@ -41,7 +41,7 @@ def write_modify(writer: Writer, xml: Sql, text: str, value_name: str) -> Sql:
     """Write the document after the change. `value_name` is the name of the value in errors.
 
     Raises:
-        TsqlError: 258 the target is no xml, 2209 wrong syntax, 2226 and 2337 the path may find several nodes, 2356 the
+        TsqlError: 258 the target is not an xml, 2209 wrong syntax, 2226 and 2337 the path may find several nodes, 2356 the
             value of an element, 40515 not supported.
     """
     if xml.type is not None and xml.type.name != "xml":

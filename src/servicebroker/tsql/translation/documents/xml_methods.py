@@ -88,7 +88,7 @@ def write_method(writer: Writer, node: exp.Dot) -> Sql:
 
 
 def _compute_method(writer: Writer, name: str, query: Expression, xml: Sql, to: SqlType) -> Sql:
-    """Write a method whose expression is no plain path."""
+    """Write a method whose expression is not a plain path."""
     is_item = xml.type == NODE
     tree = xml.text if is_item else _tree(writer, xml)
     within = DynamicContext("one.node", "one.node", is_item=is_item)

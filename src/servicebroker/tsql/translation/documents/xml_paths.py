@@ -93,7 +93,7 @@ def read_path(text: str, namespaces: Mapping[str, str], is_number: Callable[[str
     """Parse a path of modify() or nodes(). `is_number` returns True for the name of a numeric variable.
 
     Raises:
-        TsqlError: see `parse`; 40515 the expression is no plain path.
+        TsqlError: see `parse`; 40515 the expression is not a plain path.
     """
     try:
         return to_jsonpath(parse(text, namespaces), is_number)

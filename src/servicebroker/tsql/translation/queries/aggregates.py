@@ -148,7 +148,7 @@ def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
     """Write PERCENTILE_CONT or PERCENTILE_DISC, which need OVER in SQL Server. Return None for another function.
 
     Raises:
-        TsqlError: 10755 several expressions in ORDER BY, 8117 the ordered value is no number.
+        TsqlError: 10755 several expressions in ORDER BY, 8117 the ordered value is not a number.
     """
     call, order = node.this, node.expression
     name = call.name.lower().removeprefix(CALL_PREFIX) if isinstance(call, exp.Anonymous) else ""

@@ -539,7 +539,7 @@ def _percent_sql(writer: Writer, node: exp.Expression, whole: str) -> str:
     """Write the number of rows for a percentage of a query, rounded up.
 
     Raises:
-        TsqlError: 1031 the value is no percentage.
+        TsqlError: 1031 the value is not a percentage.
     """
     inside = _unwrap_top(node)
     value = write_value(writer, inside)

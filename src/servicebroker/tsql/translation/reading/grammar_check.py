@@ -543,7 +543,7 @@ class _GrammarReader(TokenReader):
             self._in_parentheses()
 
     def _begins_query(self) -> bool:
-        """Check whether a query comes next, within any number of parentheses. (query) + 1 is no query."""
+        """Check whether a query comes next, within any number of parentheses. (query) + 1 is not a query."""
         index = self.at
         while self.words[index] == "(":
             index += 1

@@ -48,7 +48,7 @@ def read_hints(table: exp.Expression) -> Hints:
     """Return the meaning of a table's hints.
 
     Raises:
-        TsqlError: 321 the word is no hint.
+        TsqlError: 321 the word is not a hint.
     """
     words: set[str] = set()
     for hint in table.args.get("hints") or []:

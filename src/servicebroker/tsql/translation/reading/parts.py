@@ -15,7 +15,7 @@ def read_value(piece: Slice) -> exp.Expression:
     """Parse a single value or condition without an alias.
 
     Raises:
-        TsqlError: 102 the text is no value, or more than one.
+        TsqlError: 102 the text is not a value, or more than one.
     """
     values = read_values(piece)
     if len(values) != 1 or isinstance(values[0], exp.Alias):

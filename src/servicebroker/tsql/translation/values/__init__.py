@@ -10,7 +10,7 @@ writes conversions. `catalog_views.py` finds the views of sys and INFORMATION_SC
 
 **The rules.**
 
-* A condition is no value in T-SQL: a node is either a condition or a value.
+* A condition is not a value in T-SQL: a node is either a condition or a value.
 * A quoted string and NULL are untyped (`Sql.is_untyped`) until an operand beside them or a conversion gives them a
   type.
 * A type is None if it is unknown. Then PostgreSQL chooses an overload of a function of the schema tsql at run time.

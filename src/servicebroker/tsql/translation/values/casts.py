@@ -167,7 +167,7 @@ def document_moment(text: str, sql_type: SqlType, offset: str = "0") -> str:
 def constant_moment(value: Sql, to: SqlType) -> str | None:
     """Write a date in a quoted text as a constant, which computed columns and filtered indexes may contain.
 
-    Return None for a text that depends on SET DATEFORMAT, has a fraction, or is no date of the type.
+    Return None for a text that depends on SET DATEFORMAT, has a fraction, or is not a date of the type.
     """
     if not value.is_untyped or to.name not in ("date", "datetime", "datetime2"):
         return None

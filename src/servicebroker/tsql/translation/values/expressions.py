@@ -203,7 +203,7 @@ def _shift_datetime(left: Sql, right: Sql, sign: str) -> Sql:
     """Write datetime plus or minus a number of days, or another datetime counted as days since 1900.
 
     Raises:
-        TsqlError: 206 and 402 another date type, or an operand that is no number.
+        TsqlError: 206 and 402 another date type, or an operand that is not a number.
     """
     for date, other in ((left, right), (right, left)):
         if date.kind == "date" and date.type is not None and date.type.name not in _DAY_ARITHMETIC_TYPES:
