@@ -126,7 +126,7 @@ class Network(ABC):
             The accepted instances and addresses; empty if the peer has no disputed claim.
 
         Raises:
-            BrokerError: 15151 no such certificate of a peer, 15247.
+            BrokerError: 15151 no such certificate of a peer, 15247 no permission.
         """
         return self._administer(known_peers.accept(name, self.clock()))
 
@@ -142,7 +142,8 @@ class Network(ABC):
             The whole budget of the owner. The daemon applies it within a second.
 
         Raises:
-            BrokerError: 15151 no such certificate of a peer, 402 no such resource or an impossible amount, 15247.
+            BrokerError: 15151 no such certificate of a peer, 402 no such resource or an impossible amount, 15247 no
+                permission.
         """
         return self._administer(budgets.set_budget(name, amounts))
 
@@ -160,7 +161,8 @@ class Network(ABC):
             The whole budget of the role.
 
         Raises:
-            BrokerError: 15007 the role was granted no rights, 402 no such resource or an impossible amount, 15247.
+            BrokerError: 15007 the role was granted no rights, 402 no such resource or an impossible amount, 15247 no
+                permission.
         """
         return self._administer(budgets.set_role_budget(role, amounts))
 

@@ -96,7 +96,7 @@ class Verbs(ABC):
         """Run an administrative operation as a transaction of its own. Only a database overrides this.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 the operation needs a database.
         """
         raise BrokerError(402, "operation", "administration in a transaction", "run on the database instead")
 
@@ -146,7 +146,7 @@ class Verbs(ABC):
         """If a transaction is open, refuse a statement that waits for an answer: it cannot come before the COMMIT.
 
         Raises:
-            BrokerError: 226.
+            BrokerError: 226 a transaction is open.
         """
 
     def _named(self, rows: Rows, *, alone: bool) -> list[Message]:

@@ -139,7 +139,7 @@ def check_seconds(name: str, seconds: object) -> None:
     """Refuse a value that is not a finite number of seconds.
 
     Raises:
-        BrokerError: 402.
+        BrokerError: 402 another value.
     """
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MAXIMUM_LIFETIME:  # type: ignore[operator] # it is a number
@@ -222,7 +222,7 @@ def check_priority(priority: object) -> None:
     """Refuse a value that is not a priority of a conversation; None means without one.
 
     Raises:
-        BrokerError: 402.
+        BrokerError: 402 another value.
     """
     is_level = isinstance(priority, int) and not isinstance(priority, bool) and 1 <= priority <= 10
     if priority is not None and not is_level:
@@ -233,7 +233,7 @@ def check_idempotency(key: object, seconds: object) -> None:
     """Refuse an invalid idempotency key or time to live; None means without a key.
 
     Raises:
-        BrokerError: 402.
+        BrokerError: 402 another value.
     """
     is_text = isinstance(key, str) and 0 < len(key) <= MAXIMUM_KEY and "\0" not in key and names.is_encodable(key)
     if key is not None and not is_text:

@@ -265,7 +265,7 @@ def _reader(where: str, message_type: str, kind: Any) -> Callable[[bytes], Any]:
     """Return the function that reads a body that is not empty as `kind`.
 
     Raises:
-        BrokerError: 402.
+        BrokerError: 402 the registered codec does not read that type, or JSON cannot.
     """
     registered = _codecs.get(message_type)
     own = _format_of(kind)
@@ -298,7 +298,7 @@ def _check_json(where: str, kind: Any) -> None:
     """Refuse a type that JSON cannot be read as.
 
     Raises:
-        BrokerError: 402.
+        BrokerError: 402 such a type.
     """
     import msgspec
 

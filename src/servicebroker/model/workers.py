@@ -290,7 +290,7 @@ class Worker:
         """Refuse a worker without a handler of a type that initiators send to its queue.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 a type has no handler.
         """
         if _OTHERS in self._handlers:
             return

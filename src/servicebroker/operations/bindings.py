@@ -20,7 +20,7 @@ class CreateRemoteServiceBinding(Definition[None]):
 
     Raises:
         BrokerError: 9619 the service has a binding already, 2714 the name is taken, 28083 the user is a role, 15151 no
-            such user, or no permission to act for that user, 262, 402.
+            such user, or no permission to act for that user, 262 no permission, 402 a wrong argument.
     """
 
     name: str
@@ -41,7 +41,7 @@ class AlterRemoteServiceBinding(Definition[None]):
         anonymous: as for `create_remote_service_binding`.
 
     Raises:
-        BrokerError: 15151 no such binding or user, 28083 the user is a role, 402.
+        BrokerError: 15151 no such binding or user, 28083 the user is a role, 402 a wrong argument.
     """
 
     name: str

@@ -48,7 +48,7 @@ class _NewCertificate:
         """Refuse clauses that exclude each other.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 such clauses.
         """
         if self.file is None:
             if self.private_key_file is not None or self.decryption_password is not None:
@@ -69,7 +69,7 @@ class CreateCertificate(_NewCertificate, Definition[None]):
     Raises:
         BrokerError: 15232 the name is taken, or the certificate exists already; 15208 no such file, or wrong content;
             15465 wrong password, 15581 the master key is missing or not open, 15116 the password is too short, 15151
-            no such user, 262, 402.
+            no such user, 262 no permission, 402 a wrong argument.
     """
 
     _: KW_ONLY
@@ -91,7 +91,8 @@ class AlterCertificate(Definition[None]):
         encryption_password: encrypts the key, instead of the master key.
 
     Raises:
-        BrokerError: 15151 no such certificate, 15208, 15465, 15556 no private key, 15581, 15116, 402.
+        BrokerError: 15151 no such certificate, 15208 the file cannot be read, 15465 wrong password, 15556 no private
+            key, 15581 the master key is missing or not open, 15116 the password is too short, 402 a wrong argument.
     """
 
     name: str
@@ -112,7 +113,7 @@ class AlterCertificate(Definition[None]):
         """Refuse a statement without clauses, and clauses that exclude each other.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 such a statement.
         """
         check_switch("REMOVE PRIVATE KEY", self.remove_private_key)
         if self.active_for_begin_dialog is None and not self.remove_private_key and not self.changes_key:
@@ -146,7 +147,7 @@ class BackupCertificate(Definition[None]):
     Raises:
         BrokerError: 15151 no such certificate, 15240 a file exists already or cannot be written, 15556 the private key
             is missing, 15465 wrong password, 15116 the password is too short, 402. In a database also 15581 the master
-            key is missing or not open; in the instance also 15313 the private key has no password, 15247.
+            key is missing or not open; in the instance also 15313 the private key has no password, 15247 no permission.
     """
 
     name: str
@@ -160,7 +161,7 @@ class BackupCertificate(Definition[None]):
         """Refuse a file for the private key without a password or the reverse, and a password that is too short.
 
         Raises:
-            BrokerError: 402, 15116.
+            BrokerError: 402 one of the two is missing, 15116 the password is too short.
         """
         if (self.private_key_file is None) != (self.encryption_password is None):
             raise BrokerError(402, "WITH PRIVATE KEY", "incomplete", "a file and the password that encrypts it")
@@ -192,7 +193,8 @@ class CreateTransportCertificate(_NewCertificate, Definition[bytes]):
 
     Raises:
         BrokerError: 15232 the name is taken, or the certificate exists already; 15208 no such file, or wrong content;
-            15465 wrong password, 15116 the password is too short, 15151 no such login, 15247, 402.
+            15465 wrong password, 15116 the password is too short, 15151 no such login, 15247 no permission, 402 a wrong
+            argument.
     """
 
     permission: ClassVar[str] = "CREATE CERTIFICATE IN MASTER"
@@ -211,7 +213,7 @@ class AlterTransportCertificate(Definition[None]):
 
     Raises:
         BrokerError: 15151 no such certificate, 15556 its private key is missing, 15465 wrong password, 15313 the key
-            has no password, 15116 the password is too short, 15247, 402.
+            has no password, 15116 the password is too short, 15247 no permission, 402 a wrong argument.
     """
 
     permission: ClassVar[str] = "ALTER CERTIFICATE IN MASTER"
@@ -226,7 +228,7 @@ class AlterTransportCertificate(Definition[None]):
         """Refuse an empty ALTER.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an empty ALTER.
         """
         if self.decryption_password is None and self.encryption_password is None:
             raise BrokerError(402, "ALTER CERTIFICATE", "empty", "WITH PRIVATE KEY")
@@ -237,7 +239,7 @@ class DropTransportCertificate(Named, Definition[None]):
     """DROP CERTIFICATE. A peer with it cannot connect any more. The key of a certificate of this instance is removed.
 
     Raises:
-        BrokerError: 15151 no such certificate, 3716 the endpoint uses it, 15247.
+        BrokerError: 15151 no such certificate, 3716 the endpoint uses it, 15247 no permission.
     """
 
     permission: ClassVar[str] = "DROP CERTIFICATE IN MASTER"

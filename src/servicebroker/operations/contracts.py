@@ -21,7 +21,7 @@ class CreateContract(Definition[None]):
 
     Raises:
         BrokerError: 8403 a message type is listed twice, 8492 the initiator may send nothing, 15151 unknown message
-            type or owner, 2714 the name is taken, 262, 402.
+            type or owner, 2714 the name is taken, 262 no permission, 402 a wrong argument.
     """
 
     name: str

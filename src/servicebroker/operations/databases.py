@@ -54,7 +54,7 @@ class AlterDatabase(Definition[None]):
         """Check the fields, and return how to treat transactions that use the database.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 a wrong type, or options that exclude each other.
         """
         check_broker_options(self.enable_broker, self.disable_broker, self.new_broker, self.error_broker_conversations)
         check_changes(
@@ -76,7 +76,8 @@ class DropDatabase(Definition[None]):
             does so at once. Default: a database in use is not dropped.
 
     Raises:
-        BrokerError: 911 no such database, 3702 it is in use, 3708 it is msdb, 15151 no permission, 402.
+        BrokerError: 911 no such database, 3702 it is in use, 3708 it is msdb, 15151 no permission, 402 a wrong
+            argument.
     """
 
     name: str

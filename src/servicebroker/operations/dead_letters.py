@@ -43,7 +43,7 @@ class SetAsideMessages(Operation[list[SetAsideMessage]]):
         """Refuse invalid strings and numbers.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an invalid field.
         """
         for name, text in (("message_type", self.message_type), ("error", self.error)):
             if text is not None and (not isinstance(text, str) or "\0" in text or not is_encodable(text)):
@@ -112,7 +112,7 @@ class ReplayMessage(Operation[UUID | None]):
         """Refuse an invalid number.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an invalid number.
         """
         check_count("set_aside_id", self.set_aside_id)
 
@@ -136,6 +136,6 @@ class DiscardMessage(Operation[None]):
         """Refuse an invalid number.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an invalid number.
         """
         check_count("set_aside_id", self.set_aside_id)

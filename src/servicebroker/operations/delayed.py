@@ -35,7 +35,7 @@ class DelayedMessages(Operation[list[DelayedMessage]]):
         """Refuse an invalid handle.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 the handle is not a UUID.
         """
         if self.handle is not None:
             check_handle(self.handle)
@@ -75,7 +75,7 @@ class CancelDelayed(Operation[int]):
         """Refuse an invalid handle or number.
 
         Raises:
-            BrokerError: 8418 and 402.
+            BrokerError: 8418 the handle is missing, 402 an invalid handle or number.
         """
         check_handle(self.handle)
         number = self.number

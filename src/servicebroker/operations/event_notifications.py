@@ -34,8 +34,9 @@ class CreateEventNotification(Definition[None]):
 
     Raises:
         BrokerError: 9718 QUEUE_ACTIVATION on a queue with activation of a procedure, 8197 no such queue, 2714 the name
-            is taken, 1084 no such event, 1098 the event does not exist for a queue, database or server, 1093, 8413,
-            402, 15151 no permission to alter the queue, 262, 15247.
+            is taken, 1084 no such event, 1098 the event does not exist for a queue, database or server, 1093 an invalid
+            broker identifier, 8413 an identifier that is too long, 402 a wrong argument, 15151 no permission to alter
+            the queue, 262 and 15247 no permission.
     """
 
     permission: ClassVar[str] = "CREATE EVENT NOTIFICATION ON DATABASE"

@@ -20,8 +20,8 @@ class CreateLogin(Definition[None]):
         from_certificate: a transport certificate: modules signed with it have the permissions of this login.
 
     Raises:
-        BrokerError: 15025 the name is taken, 15151 no such certificate, 15407 not the name of a domain member, 15247,
-            402.
+        BrokerError: 15025 the name is taken, 15151 no such certificate, 15407 not the name of a domain member, 15247 no
+            permission, 402 a wrong argument.
     """
 
     name: str
@@ -35,7 +35,7 @@ class DropLogin(Named, Definition[None]):
     """DROP LOGIN with its permissions. Users for the login remain, without a login.
 
     Raises:
-        BrokerError: 15151 no such login, or it is public; 15141 it owns a certificate, 15247.
+        BrokerError: 15151 no such login, or it is public; 15141 it owns a certificate, 15247 no permission.
     """
 
 
@@ -59,7 +59,7 @@ class GrantConnect(_Connect):
     """GRANT CONNECT ON ENDPOINT::endpoint TO login: let peers with this login connect.
 
     Raises:
-        BrokerError: 15151 no such endpoint or login, 15247.
+        BrokerError: 15151 no such endpoint or login, 15247 no permission.
     """
 
 
@@ -104,7 +104,8 @@ class GrantOnInstance(_ServerPermission, Definition[None]):
     Permissions of a login apply when T-SQL runs as that login (EXECUTE AS LOGIN).
 
     Raises:
-        BrokerError: 4606 the object has no such permission, 15151 no such login, 4624 a login on itself, 15247.
+        BrokerError: 4606 the object has no such permission, 15151 no such login, 4624 a login on itself, 15247 no
+            permission.
     """
 
     method: ClassVar[str] = "grant"

@@ -35,7 +35,7 @@ class CreateMessageType(Definition[None]):
         """Return the one-letter code that the catalog stores for the validation.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an unknown validation, or a schema collection that does not fit it.
         """
         return validation_letter(self.validation, self.schema_collection)
 
@@ -62,7 +62,7 @@ class AlterMessageType(Definition[None]):
         """Return the one-letter code that the catalog stores for the validation.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an unknown validation, or a schema collection that does not fit it.
         """
         return validation_letter(self.validation, self.schema_collection)
 

@@ -63,7 +63,7 @@ class _Permission(PermissionObject):
         """Refuse options of wrong types.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 a wrong type.
         """
         for option in ("with_grant_option", "cascade", "grant_option_for"):
             check_switch(option.upper().replace("_", " "), getattr(self, option, False))

@@ -22,7 +22,7 @@ class CreateUser(Definition[None]):
 
     Raises:
         BrokerError: 15023 the name is taken, 15007 no such PostgreSQL role or login, 15151 no such certificate, 15063
-            the role or login has a user already, 15247.
+            the role or login has a user already, 15247 no permission.
     """
 
     name: str
@@ -47,7 +47,7 @@ class CreateRole(Named, Definition[None]):
     """CREATE ROLE. A GRANT or DENY to the role applies to its members.
 
     Raises:
-        BrokerError: 15023 the name is taken, 15247.
+        BrokerError: 15023 the name is taken, 15247 no permission.
     """
 
 

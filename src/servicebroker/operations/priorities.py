@@ -34,7 +34,8 @@ class CreateBrokerPriority(Definition[None]):
         priority_level: 1 to 10, or "DEFAULT", which is 5.
 
     Raises:
-        BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
+        BrokerError: 33301 a name of wrong length, 33302 a level outside 1 to 10, 33303 such a priority exists, 15151
+            unknown contract or service.
     """
 
     name: str
@@ -57,7 +58,8 @@ class AlterBrokerPriority(Definition[None]):
         priority_level: as for `create_broker_priority`.
 
     Raises:
-        BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
+        BrokerError: 33301 a name of wrong length, 33302 a level outside 1 to 10, 33303 such a priority exists, 15151 no
+            such priority, contract or service.
     """
 
     name: str
@@ -81,7 +83,7 @@ def criteria(operation: CreateBrokerPriority | AlterBrokerPriority) -> Criteria:
     """Check and return the clauses of SET (...).
 
     Raises:
-        BrokerError: 33301, 33302, 402.
+        BrokerError: 33301 a name of wrong length, 33302 a level outside 1 to 10, 402 a wrong type.
     """
     name, longest = operation.name, names.MAXIMUM_NAME
     return Criteria(

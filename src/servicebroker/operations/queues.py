@@ -41,8 +41,10 @@ class CreateQueue(Definition[None]):
         exist_ok: do nothing if a queue of that name exists.
 
     Raises:
-        BrokerError: 2714 the name is taken, 9609, 15151 a name with # or another filegroup, 402, 262, and for the
-            activation 9609, 9611, 9613, 9614, 9742, 15517.
+        BrokerError: 2714 the name is taken, 9609 too many parts in the name, 15151 a name with # or an unknown
+            filegroup, 402 a wrong argument, 262 no permission. For the activation: 9609 too many parts in the
+            procedure's name, 9611 no such user, 9613 no user, 9614 no procedure, 9742 a temporary procedure, 15517 the
+            caller may not impersonate the user.
     """
 
     name: str
@@ -55,10 +57,10 @@ class CreateQueue(Definition[None]):
     exist_ok: bool = False
 
     def check(self) -> None:
-        """Refuse options of wrong types, and another filegroup.
+        """Refuse options of wrong types, and unknown filegroups.
 
         Raises:
-            BrokerError: 402, 15151.
+            BrokerError: 402 a wrong type, 15151 an unknown filegroup.
         """
         check_switch("STATUS", self.status)
         check_switch("RETENTION", self.retention)
@@ -85,7 +87,8 @@ class AlterQueue(Definition[None]):
         move_to: PRIMARY or DEFAULT, the only filegroup.
 
     Raises:
-        BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742, 15517.
+        BrokerError: 15151 no such queue or filegroup, 402 a wrong argument, and for the activation the errors of
+            `CreateQueue`.
     """
 
     name: str
@@ -99,10 +102,10 @@ class AlterQueue(Definition[None]):
     move_to: str | None = None
 
     def check(self) -> None:
-        """Refuse options of wrong types, and another filegroup.
+        """Refuse options of wrong types, and unknown filegroups.
 
         Raises:
-            BrokerError: 402, 15151.
+            BrokerError: 402 a wrong type, 15151 an unknown filegroup.
         """
         check_switch("REBUILD", self.rebuild)
         check_switch("REORGANIZE", self.reorganize)
@@ -131,7 +134,7 @@ def _check_filegroup(name: object) -> None:
     """Refuse filegroups other than PRIMARY and DEFAULT.
 
     Raises:
-        BrokerError: 15151.
+        BrokerError: 15151 an unknown filegroup.
     """
     if names.checked("filegroup", name).upper() not in FILEGROUPS:
         hint = "An instance has only PRIMARY. PostgreSQL's ALTER TABLE ... SET TABLESPACE moves a queue's table."

@@ -79,7 +79,7 @@ class Receive(Operation[list[Message]]):
         """Refuse invalid arguments: TOP, the number of groups, and the two forms of WHERE.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an invalid argument.
         """
         if self.top is not None and (not isinstance(self.top, int) or isinstance(self.top, bool) or self.top < 0):
             raise BrokerError(402, "TOP", short_repr(self.top), "an int of 0 or more")
@@ -97,7 +97,7 @@ class Receive(Operation[list[Message]]):
         """Refuse an invalid `wait` before the first poll.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an invalid `wait`.
         """
         check_wait(self.wait)
 
@@ -148,6 +148,6 @@ class GetConversationGroup(Operation[UUID | None]):
         """Refuse an invalid `wait` before the first poll.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an invalid `wait`.
         """
         check_wait(self.wait)

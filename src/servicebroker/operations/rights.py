@@ -39,7 +39,7 @@ class RightsChange:
         """Refuse names of objects without their database.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 the database is missing.
         """
         if self.database is None and (self.send or self.receive or self.contracts):
             raise BrokerError(402, "the database", "missing", "the database of the services, queues and contracts")

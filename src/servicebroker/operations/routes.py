@@ -24,8 +24,10 @@ class CreateRoute(Definition[None]):
         exist_ok: do nothing if a route of that name exists.
 
     Raises:
-        BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 the name is taken, 15151 no such
-            owner, 262.
+        BrokerError: 9659 an empty clause, 9660 a clause that is too long, 9661 and 9743 a mirrored route without
+            service, broker or TCP address, 9662 a broker without service, 9744 an invalid address, 9745 TRANSPORT with
+            a service, 9746 the lifetime, 9747 both addresses are the same, 1093 an invalid broker identifier, 2714 the
+            name is taken, 15151 no such owner, 262 no permission.
     """
 
     name: str

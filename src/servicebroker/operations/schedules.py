@@ -47,7 +47,7 @@ class DropSchedule(Operation[None]):
         """Refuse an invalid name.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 an invalid name.
         """
         if not isinstance(self.name, str) or not names.is_encodable(self.name) or "\0" in self.name:
             raise BrokerError(402, "name", short_repr(self.name), "the name of a schedule")

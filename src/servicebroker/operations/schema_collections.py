@@ -21,7 +21,8 @@ class CreateXmlSchemaCollection(Definition[None]):
         documents: the text of one or more XML schemas, which may import each other only.
 
     Raises:
-        BrokerError: 2378 not an XML schema, or it does not compile; 2714 the name is taken, 9609, 15151, 262.
+        BrokerError: 2378 not an XML schema, or it does not compile; 2714 the name is taken, 9609 too many parts in the
+            name, 15151 an invalid name, 262 no permission.
     """
 
     name: str

@@ -143,7 +143,7 @@ class Send(_Delayable, Operation[Numbers]):
         """Check the fields, and return the body to store. `maximum` is its largest size in bytes.
 
         Raises:
-            BrokerError: 8418, 402 and 15151 handle and name, 8433, 8459 and 402 body.
+            BrokerError: 8418 and 402 the handle, 15151 and 402 the name, 8433, 8459 and 402 the body.
             BodyError: the codec of the message type refuses the body.
         """
         if not isinstance(self.handle, UUID):

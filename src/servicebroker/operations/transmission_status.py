@@ -29,6 +29,6 @@ class GetTransmissionStatus(Operation[str]):
         """Refuse an invalid handle.
 
         Raises:
-            BrokerError: 8418, 402.
+            BrokerError: 8418 the handle is missing, 402 it is not a handle.
         """
         check_handle(self.handle)

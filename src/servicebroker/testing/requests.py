@@ -62,7 +62,7 @@ def refuse_open_transaction(verbs: Verbs, statement: str) -> None:
     """Refuse a statement that waits for an answer while a transaction is open.
 
     Raises:
-        BrokerError: 226.
+        BrokerError: 226 a transaction is open.
     """
     if verbs is not verbs.database or verbs.database.instance._memory.transactions:
         raise BrokerError(226, statement, hint="Call it on the database, after the transaction.")

@@ -256,7 +256,7 @@ def _check_notification(statement: Definition) -> tuple[Verdict, str, Row]:
     """Return the verdict on CREATE EVENT NOTIFICATION.
 
     Raises:
-        BrokerError: 1084, 1098.
+        BrokerError: 1084 not an event, 1098 an event that cannot be raised for this target.
     """
     events = events_of(statement.clauses["events"], statement.clauses["on"])
     silent = [event for event in events if event in RAISED_BY_NOTHING]

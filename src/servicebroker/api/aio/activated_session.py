@@ -83,7 +83,7 @@ class AsyncActivatedSession(AsyncInstance):
         """Set the task's database and principal, and return the database.
 
         Raises:
-            BrokerError: 911, 916, 15517.
+            BrokerError: 911 no such database, 916 no access to it, 15517 no such user.
         """
         database = await super().database(name, user=user)
         self._home = (name.lower(), user)
@@ -111,7 +111,7 @@ class AsyncActivatedSession(AsyncInstance):
         """Refuse: an activated procedure has no rights in the instance.
 
         Raises:
-            BrokerError: 15247.
+            BrokerError: 15247 always.
         """
         self._refuse()
 
@@ -120,7 +120,7 @@ class AsyncActivatedSession(AsyncInstance):
         """Refuse: an activated procedure has no rights in the instance.
 
         Raises:
-            BrokerError: 15247.
+            BrokerError: 15247 always.
         """
         self._refuse()
 
@@ -129,7 +129,7 @@ class AsyncActivatedSession(AsyncInstance):
         """Refuse: an activated procedure has no rights in the instance.
 
         Raises:
-            BrokerError: 15247.
+            BrokerError: 15247 always.
         """
         self._refuse()
 
@@ -138,7 +138,7 @@ class AsyncActivatedSession(AsyncInstance):
         """Refuse: an activated procedure has no rights in the instance.
 
         Raises:
-            BrokerError: 15247.
+            BrokerError: 15247 always.
         """
         self._refuse()
 

@@ -125,7 +125,7 @@ class AsyncWaitingDialogs:
         """Defer an operation if possible, and return its result in a list. An empty list: the caller must run it.
 
         Raises:
-            BrokerError: an invalid field of the operation, 8410.
+            BrokerError: an invalid field of the operation; 8410 a timer beyond the end of the lifetime.
         """
         if type(operation) is BeginDialog:
             return await self.begin(engine, operation)

@@ -271,7 +271,7 @@ def check_schema(database_id: int, schema: str, postgres_schema: str) -> Steps[N
     The schema `b_dbo` of a database `a` and the schema dbo of a database `a_b` have the same PostgreSQL name.
 
     Raises:
-        BrokerError: 2760.
+        BrokerError: 2760 the schema is the system's, or its PostgreSQL schema has objects of another database.
     """
     others = yield SQL("check_schema", (postgres_schema, database_id))
     if others or schema.lower() in names.SYSTEM_SCHEMAS:

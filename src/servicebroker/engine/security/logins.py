@@ -51,7 +51,7 @@ def demand_administrator() -> Steps[None]:
     """Refuse a statement about the whole instance unless the caller has the rights of the schema's owner.
 
     Raises:
-        BrokerError: 15247.
+        BrokerError: 15247 the caller is not an administrator.
     """
     rows = yield SQL("demand_administrator")
     if not rows[0][0]:

@@ -63,7 +63,7 @@ def parse_authentication(text: object) -> tuple[Authentication, str | None]:
     A name may be in brackets.
 
     Raises:
-        BrokerError: 5838.
+        BrokerError: 5838 the clause has another form.
     """
     match = _CLAUSE.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:

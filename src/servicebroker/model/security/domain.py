@@ -82,7 +82,7 @@ def check_account(name: str) -> None:
     """Refuse a login name FROM WINDOWS that cannot name a member.
 
     Raises:
-        BrokerError: 15407.
+        BrokerError: 15407 such a name.
     """
     domain, _, member = name.partition("\\")
     if not domain or not member or "\\" in member:

@@ -489,7 +489,7 @@ def check_nesting(machine: Machine) -> None:
     """Refuse a call beyond the maximum nesting level.
 
     Raises:
-        TsqlError: 217.
+        TsqlError: 217 the calls are nested too deeply.
     """
     if len(machine.frames) > MAX_NESTING_LEVEL:
         raise TsqlError(

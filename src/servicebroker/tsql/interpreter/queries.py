@@ -651,7 +651,7 @@ def _check_server(translation: Translation, version: int) -> None:
     """Refuse a statement that needs a newer server.
 
     Raises:
-        TsqlError: 40515.
+        TsqlError: 40515 the server is too old.
     """
     if translation.min_server_version > version:
         raise unsupported(
@@ -665,7 +665,7 @@ def _check_row_limit(translation: Translation, result: DescribedRows) -> None:
     """Refuse a statement that changed more rows than its limit, which PostgreSQL does not apply to it.
 
     Raises:
-        TsqlError: 40515.
+        TsqlError: 40515 too many rows.
     """
     if 0 < translation.max_rows < result.touched and translation.kind == "assign":
         raise unsupported(

@@ -110,7 +110,7 @@ def _translate_missing_queue(queue: Name) -> Iterator[None]:
     """Replace the error of a missing queue by that of SELECT.
 
     Raises:
-        TsqlError: 208.
+        TsqlError: 208 the queue does not exist.
     """
     try:
         yield

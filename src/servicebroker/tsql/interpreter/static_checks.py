@@ -223,7 +223,7 @@ def check_module(statement: Procedure | Trigger) -> None:
     """Refuse a module that never runs.
 
     Raises:
-        TsqlError: 40515.
+        TsqlError: 40515 a temporary procedure that is global or has EXECUTE AS, or a temporary trigger.
     """
     if isinstance(statement, Procedure):
         check_temporary(statement)

@@ -199,7 +199,7 @@ class Transactions:
         """Refuse a ROLLBACK TRANSACTION inside INSERT ... EXEC.
 
         Raises:
-            TsqlError: 3915.
+            TsqlError: 3915 an INSERT ... EXEC is running.
         """
         if self._minimum_count:
             error = TsqlError(3915, "Cannot use the ROLLBACK statement within an INSERT-EXEC statement.", state=0)
@@ -322,7 +322,7 @@ class Transactions:
         """Refuse a statement that writes in a doomed transaction.
 
         Raises:
-            TsqlError: 3930.
+            TsqlError: 3930 the transaction is doomed.
         """
         if self.is_doomed:
             raise TsqlError(3930, _DOOMED_TEXT)
@@ -331,7 +331,7 @@ class Transactions:
         """Refuse an operation that needs the current state, in a transaction that reads a snapshot.
 
         Raises:
-            TsqlError: 40515.
+            TsqlError: 40515 the transaction reads a snapshot.
         """
         if self.is_snapshot:
             raise unsupported(

@@ -69,7 +69,7 @@ def _check_names(tokens: Tokens) -> None:
     """Refuse names with the character U+0000, which PostgreSQL cannot store.
 
     Raises:
-        TsqlError: 40515.
+        TsqlError: 40515 such a name.
     """
     if "\0" not in tokens.source[tokens.starts[0] : tokens.ends[-1]]:
         return

@@ -93,7 +93,7 @@ class ControlFlowParser(DialogParser):
         """Refuse a common table expression after a statement without a semicolon.
 
         Raises:
-            TsqlError: 319.
+            TsqlError: 319 the semicolon is missing.
         """
         is_terminated = self.accepts_missing_semicolons or self.words[self.at - 1] in (";", ":")
         if self.word == "WITH" and not is_terminated and begins_statement(self.tokens, self.at):

@@ -99,7 +99,7 @@ class ProcedureParser(ControlFlowParser):
         """Refuse a statement that is not the first one of its batch.
 
         Raises:
-            TsqlError: 111.
+            TsqlError: 111 another statement precedes it.
         """
         if begin:
             raise TsqlError(
@@ -254,7 +254,7 @@ class ProcedureParser(ControlFlowParser):
         """Check that no argument without a name follows a named one.
 
         Raises:
-            TsqlError: 119.
+            TsqlError: 119 such an argument.
         """
         if not arguments[-1].name and any(argument.name for argument in arguments):
             raise TsqlError(

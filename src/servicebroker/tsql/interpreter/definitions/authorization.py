@@ -112,7 +112,7 @@ def _require_control(machine: Machine, database: SessionDatabase, kind: str, nam
     """Refuse a user without CONTROL of the database. `kind` and `name` are for the error.
 
     Raises:
-        BrokerError: 15151.
+        BrokerError: 15151 the user lacks CONTROL.
     """
     machine.context.ask(authorize(database.user, "ALTER AUTHORIZATION ON DATABASE", subject=(kind, name)))
 

@@ -222,7 +222,7 @@ def _check_target(machine: Machine, trigger: Trigger) -> None:
     """Refuse a trigger in another database than its table.
 
     Raises:
-        TsqlError: 2108.
+        TsqlError: 2108 the table is in another database.
     """
     table_database = database_of(machine, machine.queries.resolve_synonym(trigger.table))
     if table_database.database_id != database_of(machine, trigger.name).database_id:
@@ -334,7 +334,7 @@ def _check_name_free(
     """Refuse a name that is taken, and ALTER of a missing module.
 
     Raises:
-        TsqlError: 2714, 208.
+        TsqlError: 2714 the name is taken, 208 the module to alter does not exist.
     """
     name = statement.name.object
     if statement.action == "ALTER" and not existing:
@@ -349,7 +349,7 @@ def check_no_relation(machine: Machine, database: SessionDatabase, schema: str, 
     """Refuse the name of a table, view, queue or sequence.
 
     Raises:
-        TsqlError: 2714.
+        TsqlError: 2714 such a relation exists.
     """
     table = f"{quoted(postgres_name(database.name, schema))}.{quoted(postgres_name(name))}"
     if fetch(machine.connection, "modules.check_no_relation", "select where to_regclass($1) is not null", (table,)):

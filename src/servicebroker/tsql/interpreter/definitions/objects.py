@@ -55,7 +55,7 @@ def check_definition(statement: Definition) -> None:
     """Refuse a definition that can never run. `tsql check` calls this too.
 
     Raises:
-        TsqlError: 40515.
+        TsqlError: 40515 the definition is not supported.
     """
     refusal = _REFUSALS.get((statement.keyword, statement.kind))
     if refusal is not None:

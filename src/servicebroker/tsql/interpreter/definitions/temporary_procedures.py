@@ -34,7 +34,7 @@ def check_temporary(statement: Procedure) -> None:
     """Refuse a global temporary procedure, and a temporary one with EXECUTE AS.
 
     Raises:
-        TsqlError: 40515.
+        TsqlError: 40515 such a procedure.
     """
     if statement.name.object.startswith("##"):
         raise unsupported("A global temporary procedure", "Give it a name without ##.", statement.line)

@@ -47,7 +47,7 @@ def check_alteration(statement: Definition) -> None:
     """Refuse an ALTER CERTIFICATE in master of anything but the passwords of the private key.
 
     Raises:
-        TsqlError: 40515.
+        TsqlError: 40515 another change.
     """
     if set(statement.clauses) != {"private_key"} or "private_key_file" in statement.clauses["private_key"]:
         raise unsupported(
@@ -61,7 +61,7 @@ def check_endpoint_permission(statement: Permission) -> None:
     """Refuse permissions on an endpoint other than CONNECT.
 
     Raises:
-        TsqlError: 40515.
+        TsqlError: 40515 another permission.
     """
     if statement.permissions != ("CONNECT",):
         raise unsupported(

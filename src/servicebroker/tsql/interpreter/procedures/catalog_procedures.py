@@ -109,7 +109,7 @@ def check_current_database(machine: Machine, database: str | None) -> None:
     """Refuse a name that begins with another database than the current one.
 
     Raises:
-        TsqlError: 15250.
+        TsqlError: 15250 another database.
     """
     if database and database.lower() != machine.database.name.lower():
         raise TsqlError(

@@ -138,7 +138,7 @@ def _check_keys(writer: Writer, table: str, qualified_name: ObjectName, table_el
     """Refuse keys with a column of a large type.
 
     Raises:
-        TsqlError: 1919.
+        TsqlError: 1919 such a key.
     """
     known = {**(writer.table_columns(table) or {}), **{column.name: column for column in table_elements.columns}}
     for member in (*table_elements.members, *table_elements.table_constraints):
@@ -463,7 +463,7 @@ def _check_key_types(columns: Mapping[str, Column], keys: Iterable[tuple[str, st
     """Refuse a key column of a large type.
 
     Raises:
-        TsqlError: 1919.
+        TsqlError: 1919 such a column.
     """
     quoted_names = [name for name, _ in keys]
     for column in columns.values():

@@ -107,7 +107,7 @@ def check_named(outputs: list[Output] | None, renamed: list[str], name: str) -> 
     """Check that each column of a derived table has a name.
 
     Raises:
-        TsqlError: 8155.
+        TsqlError: 8155 a column has no name.
     """
     indexes = [index for index, output in enumerate(outputs or [], 1) if not output.name]
     if indexes and not renamed:

@@ -413,7 +413,7 @@ def _check_order(order: exp.Expression | None, outputs: list[Output]) -> None:
     """Require result columns that ORDER BY may sort by, if it names them by number or alias.
 
     Raises:
-        TsqlError: 305, 306.
+        TsqlError: 305 xml, 306 text, ntext or image.
     """
     numbered: dict[str, Output] = {str(number): output for number, output in enumerate(outputs, 1)}
     named = {output.name.lower(): output for output in outputs if output.name}

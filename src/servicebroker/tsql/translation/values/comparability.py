@@ -47,7 +47,7 @@ def check_distinct(types: Iterable[SqlType | None]) -> None:
     """Require columns of which DISTINCT can tell the rows apart.
 
     Raises:
-        TsqlError: 421.
+        TsqlError: 421 a column of text, ntext, image or xml.
     """
     for name in _incomparable(types):
         raise TsqlError(421, f"The {name} data type cannot be selected as DISTINCT because it is not comparable.")
@@ -57,7 +57,7 @@ def check_combined(types: Iterable[SqlType | None]) -> None:
     """Require columns whose rows UNION, INTERSECT or EXCEPT can compare.
 
     Raises:
-        TsqlError: 5335.
+        TsqlError: 5335 a column of text, ntext, image or xml.
     """
     for name in _incomparable(types):
         raise TsqlError(
@@ -71,7 +71,7 @@ def check_counted(value: Sql, *, is_distinct: bool) -> None:
     """Require a value that COUNT may count.
 
     Raises:
-        TsqlError: 8117.
+        TsqlError: 8117 a value of another type.
     """
     if value.type is not None and value.type.name in (_INCOMPARABLE if is_distinct else _LONG):
         raise TsqlError(8117, f"Operand data type {value.type.name} is invalid for count operator.")
@@ -81,7 +81,7 @@ def check_totaled(value: Sql, name: str) -> None:
     """Require a value that SUM, AVG, MIN or MAX takes.
 
     Raises:
-        TsqlError: 8117.
+        TsqlError: 8117 a value of another type.
     """
     if value.type is not None and value.type.name in _NOT_TOTALED[name]:
         raise TsqlError(8117, f"Operand data type {value.type.name} is invalid for {name} operator.")

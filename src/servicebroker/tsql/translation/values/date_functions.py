@@ -60,7 +60,7 @@ def _check_part(node: exp.Expression, moment: Sql, function: str) -> None:
     """Check that a date has the part: a date has no hours, a time no days.
 
     Raises:
-        TsqlError: 9810.
+        TsqlError: 9810 the type has no such part.
     """
     name = moment.type.name if moment.type is not None else ""
     part = _DATE_PARTS.get(node.name.lower(), "")

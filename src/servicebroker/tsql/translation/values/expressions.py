@@ -349,7 +349,7 @@ def _check_bits(left: Sql, right: Sql, operator: str) -> None:
     """Refuse arithmetic on two bits.
 
     Raises:
-        TsqlError: 402.
+        TsqlError: 402 both operands are bits.
     """
     if left.type == right.type == BIT:
         raise _incompatible_types(left, right, operator)

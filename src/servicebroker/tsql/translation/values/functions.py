@@ -149,7 +149,7 @@ def check_count(nodes: list[exp.Expression], number: int, name: str) -> None:
     """Check the number of arguments.
 
     Raises:
-        TsqlError: 174.
+        TsqlError: 174 another number.
     """
     if len(nodes) != number:
         raise argument_count_error(name, number, number)
