@@ -261,6 +261,78 @@ def _as_settings(talk: Talk) -> Any:
     return [None if value is None else str(value) for value in talk]
 
 
+@contextmanager
+def answering_at_its_address(world: World) -> Iterator[None]:
+    """Let the hostile peer accept connections at the address of its route."""
+    over = threading.Event()
+
+    def answer() -> None:
+        with socket.create_server(("127.0.0.1", world.port)) as listening:
+            listening.settimeout(0.1)
+            peers: list[Hostile] = []
+            while not over.is_set():
+                with suppress(TimeoutError, OSError):
+                    raw, _ = listening.accept()
+                    stream = context(world.identity, is_opener=False).wrap_socket(raw, server_side=True)
+                    peers.append(Hostile(stream, is_opener=False, daemon_id=uuid4(), instance=None))
+                for peer in peers:
+                    peer.read()
+            for peer in peers:
+                peer.close()
+
+    answering = in_thread(answer)
+    try:
+        yield
+    finally:
+        over.set()
+        answering.result(30)
+
+
+def first_part(to_service: str, from_service: str, number: int = 0) -> bytes:
+    """Return a frame of an unknown conversation: a later message, or half of the first one."""
+    names = to_service, None, from_service, uuid4()
+    kind, half = (Kind.RUN, (0, 1)) if number else (Kind.FRAGMENT, (1, 2))
+    header = Header(uuid4(), True, kind, False, *names, number, *half, opening=Opening(CONTRACT, 10**6, False))
+    return encode(header, (Part(ORDER, Content.DATA, b"x", bytes(8)),), UNSECURED.first)
+
+
+def test_a_hostile_peer_stays_within_its_quota(world: World) -> None:
+    """The peer opens conversations without a first message, and sends to services whose names are addresses."""
+    east, budget = world.east, {"openings": 40, "addresses": 5}
+    east.instance.set_peer_budget("mallory", budget)
+    east.database.create_route("ByName", address="TRANSPORT")
+    east.daemon.wait_for_log("Budgets of peers, where they differ from the default: {'certificate mallory'")
+    openings = "select count(*) from sys.conversation_endpoints where far_service = %s and state = 'SI'"
+    frames = [first_part(OPEN, MALLORY, number) for number in (0, 7) for _ in range(100)]
+    with ExitStack() as stack:
+        stack.callback(east.instance.set_peer_budget, "mallory", None)
+        elsewhere = stack.enter_context(socket.create_server(("", 0)))
+        elsewhere.settimeout(0.2)
+        port = elsewhere.getsockname()[1]
+        frames += [first_part(OPEN, f"tcp://127.0.1.{host}:{port}/x") for host in range(1, 61)]
+        stack.callback(east.database.drop_route, "ByName")
+        stack.enter_context(answering_at_its_address(world))
+        peer = world.hostile((uuid4(), None))
+        stack.callback(peer.close)
+        for place in range(0, len(frames), 10):
+            for body in frames[place : place + 10]:
+                peer.say(body)
+            peer.flush()
+            world.two.send(f"beside {place}", handle=world.handle)
+            world.arrives(f"beside {place}")
+        eventually(lambda: "limit of openings for the peer is 40" in world.doctor())
+        assert query(east.database, openings, MALLORY) == [(budget["openings"],)]
+        eventually(lambda: "10928" in world.doctor())
+        assert "servicebroker certificate budget" in world.doctor()
+        dialled = set()
+        with suppress(TimeoutError):
+            while True:
+                stream, _ = elsewhere.accept()
+                dialled.add(stream.getsockname()[0])
+                stream.close()
+        assert 1 <= len(dialled) <= 3 * budget["addresses"]  # in ten seconds, with some tolerance
+
+
 @pytest.mark.slow
 def test_a_hostile_peer_reads_acknowledges_and_delays_nothing(
     world: World, seeded_random: random.Random, request: pytest.FixtureRequest, record_property: Callable[..., None]
@@ -319,77 +391,6 @@ def test_a_hostile_peer_reads_acknowledges_and_delays_nothing(
         "Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory"
     )
     eventually(lambda: "no route leads to it for" in world.doctor())
-
-
-@contextmanager
-def answering_at_its_address(world: World) -> Iterator[None]:
-    """Let the hostile peer accept connections at the address of its route."""
-    over = threading.Event()
-
-    def answer() -> None:
-        with socket.create_server(("127.0.0.1", world.port)) as listening:
-            listening.settimeout(0.1)
-            peers: list[Hostile] = []
-            while not over.is_set():
-                with suppress(TimeoutError, OSError):
-                    raw, _ = listening.accept()
-                    stream = context(world.identity, is_opener=False).wrap_socket(raw, server_side=True)
-                    peers.append(Hostile(stream, is_opener=False, daemon_id=uuid4(), instance=None))
-                for peer in peers:
-                    peer.read()
-            for peer in peers:
-                peer.close()
-
-    answering = in_thread(answer)
-    try:
-        yield
-    finally:
-        over.set()
-        answering.result(30)
-
-
-def first_part(to_service: str, from_service: str, number: int = 0) -> bytes:
-    """Return a frame of an unknown conversation: a later message, or half of the first one."""
-    names = to_service, None, from_service, uuid4()
-    kind, half = (Kind.RUN, (0, 1)) if number else (Kind.FRAGMENT, (1, 2))
-    header = Header(uuid4(), True, kind, False, *names, number, *half, opening=Opening(CONTRACT, 10**6, False))
-    return encode(header, (Part(ORDER, Content.DATA, b"x", bytes(8)),), UNSECURED.first)
-
-
-def test_a_hostile_peer_stays_within_its_quota(world: World) -> None:
-    """The peer opens conversations without a first message, and sends to services whose names are addresses."""
-    east, budget = world.east, {"openings": 40, "addresses": 5}
-    east.instance.set_peer_budget("mallory", budget)
-    east.database.create_route("ByName", address="TRANSPORT")
-    east.daemon.wait_for_log("Budgets of peers, where they differ from the default: {'certificate mallory'")
-    openings = "select count(*) from sys.conversation_endpoints where far_service = %s and state = 'SI'"
-    frames = [first_part(OPEN, MALLORY, number) for number in (0, 7) for _ in range(100)]
-    with ExitStack() as stack:
-        elsewhere = stack.enter_context(socket.create_server(("", 0)))
-        elsewhere.settimeout(0.2)
-        port = elsewhere.getsockname()[1]
-        frames += [first_part(OPEN, f"tcp://127.0.1.{host}:{port}/x") for host in range(1, 61)]
-        stack.callback(east.database.drop_route, "ByName")
-        stack.enter_context(answering_at_its_address(world))
-        peer = world.hostile((uuid4(), None))
-        stack.callback(peer.close)
-        for place in range(0, len(frames), 10):
-            for body in frames[place : place + 10]:
-                peer.say(body)
-            peer.flush()
-            world.two.send(f"beside {place}", handle=world.handle)
-            world.arrives(f"beside {place}")
-        eventually(lambda: "limit of openings for the peer is 40" in world.doctor())
-        assert query(east.database, openings, MALLORY) == [(budget["openings"],)]
-        eventually(lambda: "10928" in world.doctor())
-        assert "servicebroker certificate budget" in world.doctor()
-        dialled = set()
-        with suppress(TimeoutError):
-            while True:
-                stream, _ = elsewhere.accept()
-                dialled.add(stream.getsockname()[0])
-                stream.close()
-        assert 1 <= len(dialled) <= 3 * budget["addresses"]  # in ten seconds, with some tolerance
 
 
 def test_a_hostile_forwarder_cannot_read_or_forge_sealed_messages(
