@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ from servicebroker.tsql.statement_errors import TsqlError
 
 CHECK_LIMIT_S = 20.0  # for one text; more is a failure
 RUN_LIMIT_S = 3.0  # for one text; a loop or a WAITFOR may take any time, so more is not a failure
-_REPEAT_S = 0.5  # an exception is lost in a callback of the garbage collector, so the signal repeats
+_REPEAT_S = 0.5  # an exception in a callback of the garbage collector is lost, so the signal repeats
 CASES_PER_DATABASE = 50  # a database that has collected too many objects tells less
 _DATABASE = "Fuzzed"
 _WRITES_FILES = ("FILE", "BACKUP")  # a script with one of these words is not run
@@ -40,19 +41,30 @@ class _TimeIsUp(BaseException):
 
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[list[float]]:
-    """Raise `_TimeIsUp` in the block after a time. The yielded list is empty until then."""
+    """Raise `_TimeIsUp` in the block after a time. The yielded list is empty until then.
+
+    A `_TimeIsUp` that the garbage collector loses is not reported.
+    """
     over: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         over.append(seconds)
         raise _TimeIsUp
 
+    report = sys.unraisablehook
+
+    def report_unless_late(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not _TimeIsUp:
+            report(unraisable)
+
     before, wakeup = signal.signal(signal.SIGALRM, stop), signal.set_wakeup_fd(-1)
+    sys.unraisablehook = report_unless_late
     signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
     try:
         yield over
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = report
         signal.signal(signal.SIGALRM, before)
         signal.set_wakeup_fd(wakeup)
 
