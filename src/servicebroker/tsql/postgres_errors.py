@@ -10,7 +10,7 @@ from servicebroker.model import zero_character
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.definition_errors import find_definition_error, follow
 from servicebroker.tsql.query_errors import find_query_error
-from servicebroker.tsql.statement_errors import TsqlError, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, unknown_function_error, unsupported
 
 # SQLSTATE -> number, severity, text; the placeholders are fields of PostgreSQL's diagnosis
 _BY_SQLSTATE: dict[str, tuple[int, int, str]] = {
@@ -121,6 +121,7 @@ _DUPLICATE_KEY_TEXT = (
     "The duplicate key value is {key}."
 )
 _UNKNOWN_FUNCTION = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
+_UNKNOWN_USER_FUNCTION = re.compile(r"function \w+\.(\w+)\(.*\) does not exist")
 _UNKNOWN_COLUMN = re.compile(
     r'column (?:[^".]+\.)?"?(.+?)"?(?: of relation ".+")? does not exist'
 )  # the alias has no quotes
@@ -233,6 +234,12 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         return TsqlError(
             8116, f"Argument data type {_tsql_type_names(call[2]) or 'none'} is invalid for the {call[1]} function."
         )
+    unknown_function = _UNKNOWN_USER_FUNCTION.fullmatch(message) if problem.sqlstate == "42883" else None
+    if unknown_function is not None:
+        name = find_spelling(unknown_function[1], source)
+        if re.search(rf"(?:\b(?:FROM|JOIN|APPLY)|,)\s*{re.escape(name)}\s*\(", source, re.IGNORECASE):
+            return TsqlError(208, f"Invalid object name '{name}'.")
+        return unknown_function_error(name)
     if message.startswith("arguments to GROUPING"):
         return TsqlError(8161, "An argument of GROUPING does not match any of the expressions in the GROUP BY clause.")
     if message == "input is out of range":  # ASIN, ACOS and similar functions

@@ -115,6 +115,15 @@ def no_linked_server(name: str) -> TsqlError:
     return TsqlError(7202, f"Could not find server '{name}' in sys.servers. Linked servers are not supported here.")
 
 
+def unknown_function_error(name: str) -> TsqlError:
+    """Build error 4121: there is no user-defined function of this name."""
+    return TsqlError(
+        4121,
+        f'Cannot find either column "{name.split(".")[0]}" or the user-defined function or aggregate "{name}", or the '
+        "name is ambiguous.",
+    )
+
+
 ASSIGNED_TWICE = (
     "The column name '{0}' is specified more than once in the SET clause or column list of an INSERT. A column cannot "
     "be assigned more than one value in the same clause. Modify the clause to make sure that a column is updated only "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from servicebroker.overriding import override
+from servicebroker.tsql.types import SqlType
 
 MUTATOR = "tsql_modify"  # replaces the method name modify of xml in SET, the only clause that allows it
 
@@ -59,9 +60,10 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A string, a number or NULL."""
+    """A string, a number or NULL. `type` is that of a string or a binary constant, None for the others."""
 
     value: object
+    type: SqlType | None = field(default=None, compare=False)
 
 
 Operand: TypeAlias = Name | Variable | Constant | Expression

@@ -17,7 +17,7 @@ _TOKEN = re.compile(
     |(?P<w>[^\W\d][\w$@\#]*+|\#\#?+[\w$@\#]++)
     |(?P<v>@[\w$\#@]*+)
     |(?P<q>\[[^\]]*+(?:\]\][^\]]*+)*+\]|"[^"]*+(?:""[^"]*+)*+")
-    |(?P<n>0[xX][0-9a-fA-F]*+|(?:\d++\.?+\d*+|\.\d++)(?:[eE][+-]?\d++)?+|[$\u00a2-\u00a5\u09f2\u09f3\u0e3f\u17db\u20a0-\u20b1\ufdfc\ufe69\uff04\uffe0\uffe1\uffe5\uffe6]\d++\.?+\d*+)
+    |(?P<n>0[xX][0-9a-fA-F]*+|(?:\d++\.?+\d*+|\.\d++)(?:[eE][+-]?\d*+)?+|[$\u00a2-\u00a5\u09f2\u09f3\u0e3f\u17db\u20a0-\u20b1\ufdfc\ufe69\uff04\uffe0\uffe1\uffe5\uffe6]\d++\.?+\d*+)
     |(?P<comment>/\*)
     |(?P<o><=|>=|<>|!=|!<|!>|\+=|-=|\*=|/=|%=|&=|\|=|\^=|::|[-+*/%=<>(),;.&|^~:!?{}\\$`])
     |(?P<end>\Z))
@@ -52,6 +52,11 @@ class Tokens(NamedTuple):
     def text(self, index: int) -> str:
         """Return the source text of a token."""
         return self.source[self.starts[index] : self.ends[index]]
+
+
+def complete_exponent(number: str) -> str:
+    """Return a number literal with digits in its exponent: 2E and 2E+ are 2E0."""
+    return f"{number}0" if number[-1] in "eE+-" and number[:2].lower() != "0x" else number
 
 
 def find_closing(words: Sequence[str], opening: int) -> int | None:

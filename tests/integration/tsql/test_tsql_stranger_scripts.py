@@ -27,11 +27,20 @@ CREATE FUNCTION dbo.OwnName (@a int) RETURNS sysname AS BEGIN RETURN OBJECT_NAME
 GO
 CREATE PROCEDURE dbo.TakeBit @a bit AS RETURN
 GO
+CREATE PROCEDURE dbo.Variant @v sql_variant AS SELECT SQL_VARIANT_PROPERTY(@v, 'BaseType'),
+    SQL_VARIANT_PROPERTY(@v, 'MaxLength'), SQL_VARIANT_PROPERTY(@v, 'TotalBytes')
+GO
 CREATE TRIGGER Away ON Joined INSTEAD OF INSERT AS RETURN
 GO
 CREATE TRIGGER After ON A AFTER DELETE AS PRINT 'instead of'
 """
 ERRORS = {
+    "SELECT ROUND(AVG(n) OVER (PARTITION BY a ORDER BY n), 2) FROM Nowhere": (208, "Invalid object name 'Nowhere'."),
+    "SELECT Id, $PARTITION.Monthly(Id) FROM A": (40515, "$PARTITION is not supported here."),
+    "SELECT * FROM msdb.dbo.job_states(NULL, 0)": (208, "Invalid object name 'msdb.dbo.job_states'."),
+    "SELECT msdb.dbo.job_state('a')": (4121, 'Cannot find either column "msdb" or the user-defined function or aggre'),
+    "EXEC msdb.dbo.sysmail_configure_sp 'a', 'b'": (40515, "EXEC sysmail_configure_sp is not supported here. Send m"),
+    "EXEC msdb.dbo.sp_delete_backuphistory '20200101'": (40515, "EXEC sp_delete_backuphistory is not supported here."),
     "SELECT X, COUNT(*) FROM A": (8120, "Column 'A.X' is invalid in the select list because"),
     "SELECT COUNT(*) FROM dbo.A HAVING X > 1": (8121, "Column 'dbo.A.X' is invalid in the HAVING clause because"),
     "SELECT COUNT(*) FROM A ORDER BY X": (8127, 'Column "A.X" is invalid in the ORDER BY clause because'),
@@ -83,12 +92,27 @@ ERRORS = {
     "SELECT 1 FROM Docs WHERE Doc LIKE 'a'": (8116, "Argument data type xml is invalid for argument 1 of like"),
     **dict.fromkeys(
         (
-            "CREATE TABLE Large (V nvarchar(max) PRIMARY KEY)",
-            "CREATE TABLE Large (A int, V xml, CONSTRAINT U UNIQUE NONCLUSTERED (A, V))",
-            "ALTER TABLE A ADD Memo varbinary(max) UNIQUE",
+            "SELECT LEN(Doc) FROM Docs",
+            "SELECT 1 FROM Docs WHERE LEN(Doc) > 1",
+            "SELECT LEFT(UPPER(LEN(Doc)), 2) FROM Docs",
         ),
-        (1919, "Column '"),
+        (8116, "Argument data type xml is invalid for argument 1 of len function."),
     ),
+    "DECLARE @d xml = '<a/>'; IF CHARINDEX('a', @d) > 0 PRINT 'found'": (
+        8116,
+        "Argument data type xml is invalid for argument 2 of charindex function.",
+    ),
+    "SELECT HASHBYTES('SHA1', Doc) FROM Docs": (
+        8116,
+        "Argument data type xml is invalid for argument 2 of hashbytes f",
+    ),
+    "SELECT TRIM(Doc) FROM Docs": (8116, "Argument data type xml is invalid for argument 1 of trim function."),
+    "SELECT SUBSTRING(Doc, 1, 2) FROM Docs": (8116, "Argument data type xml is invalid for argument 1 of substring f"),
+    "SELECT value FROM Docs CROSS APPLY STRING_SPLIT(Doc, ',')": (
+        8116,
+        "Argument data type xml is invalid for argument 1 of string_split function.",
+    ),
+    "SELECT STRING_AGG(Doc, ',') FROM Docs": (8116, "Argument data type xml is invalid for argument 1 of string_agg f"),
     "CREATE QUEUE Nowhere.Q": (2760, 'The specified schema name "Nowhere" either does not exist'),
     "SELECT 'a' COLLATE No_Such_Collation": (448, "Invalid collation 'No_Such_Collation'."),
     "SELECT 1 + 'abc'": (245, "Conversion failed when converting the varchar value 'abc' to data type int."),
@@ -154,6 +178,27 @@ ERRORS = {
     "DECLARE @r int; EXEC @r = Plus 1, 2, 3": (8144, "Procedure or function Plus has too many arguments"),
 }
 OUTPUT: dict[str, list[Any]] = {
+    "SELECT wait_time_ms / waiting_tasks_count FROM sys.dm_os_wait_stats WHERE waiting_tasks_count > 0": [[]],
+    "CREATE ROLE Loaders; GRANT SELECT, CREATE EXTERNAL LIBRARY, ALTER ANY SENSITIVITY CLASSIFICATION TO Loaders": [
+        "GRANT CREATE EXTERNAL LIBRARY, ALTER ANY SENSITIVITY CLASSIFICATION changes nothing: the permission is never "
+        "checked here."
+    ],
+    "SELECT c.TABLE_CATALOG, c.CONSTRAINT_CATALOG, r.UNIQUE_CONSTRAINT_CATALOG, k.TABLE_CATALOG "
+    "FROM INFORMATION_SCHEMA.REFERENTIAL_CONSTRAINTS r JOIN INFORMATION_SCHEMA.CONSTRAINT_COLUMN_USAGE c "
+    "ON c.CONSTRAINT_CATALOG = r.CONSTRAINT_CATALOG JOIN INFORMATION_SCHEMA.KEY_COLUMN_USAGE k ON 1 = 1": [[]],
+    "SELECT name FROM sys.columns WHERE object_id = OBJECT_ID('B') AND is_sparse = 0": [[("Id",), ("Y",)]],
+    "SELECT DATALENGTH(ISNULL(Doc, '<b/>')) / 100, LEN(CAST(Doc AS nvarchar(max))) FROM Docs": [[(0, 4)]],
+    "SELECT 2E + .5e- + 1.0E+, 1E1, SQL_VARIANT_PROPERTY(1e, 'BaseType'), CASE WHEN 1 = 1 THEN 2E END; PRINT 3E": [
+        [(3.5, 10.0, "float", 2.0)],
+        "3",
+    ],
+    "EXEC Variant 'abc'; EXEC Variant @v = N'abc'; EXEC Variant 0x0A0B; EXEC Variant ''; EXEC Variant 7": [
+        [("varchar", 3, 11)],
+        [("nvarchar", 6, 14)],
+        [("varbinary", 2, 6)],
+        [("varchar", 1, 8)],
+        [("int", 4, 6)],
+    ],
     "DECLARE @r int; EXEC @r = Plus 1; PRINT @r; EXEC @r = dbo.Plus @b = 2, @a = 3; PRINT @r": ["11", "5"],
     "SET XACT_ABORT ON; PRINT @@OPTIONS & 16384; SET XACT_ABORT OFF; PRINT @@OPTIONS": ["16384", "5496"],
     "SELECT CHARINDEX('B', 'abc' COLLATE Latin1_General_CI_AS), CHARINDEX('B', 'abc')": [[(2, 0)]],

@@ -269,6 +269,7 @@ IMPLIED_BY = _lattice()  # every permission, with those that imply it in one ste
 
 def _unasked() -> frozenset[Right]:
     states = ("PERFORMANCE STATE", "SECURITY STATE", "SECURITY AUDIT")
+    external = ("LANGUAGE", "LIBRARY", "MODEL")
     keys = ("ASYMMETRIC KEY", "SYMMETRIC KEY", "ASSEMBLY", "FULLTEXT CATALOG")
     on_server = {
         *("ALTER TRACE", "ALTER SETTINGS", "ALTER RESOURCES", "ALTER SERVER STATE", "SHUTDOWN", "CONNECT SQL"),
@@ -279,6 +280,8 @@ def _unasked() -> frozenset[Right]:
         *(f"VIEW SERVER {what}" for what in states),
         *(f"ALTER ANY {what}" for what in ("CONNECTION", "CREDENTIAL", "LINKED SERVER", "SERVER AUDIT", "SERVER ROLE")),
         *(f"ALTER ANY {what}" for what in ("EVENT SESSION", "AVAILABILITY GROUP")),
+        *("CREATE LOGIN", "CREATE ANY EVENT SESSION", "DROP ANY EVENT SESSION"),
+        "VIEW ANY CRYPTOGRAPHICALLY SECURED DEFINITION",
     }
     on_database = {
         *("SHOWPLAN", "UNMASK", "TAKE OWNERSHIP", "CHECKPOINT", "BACKUP DATABASE", "BACKUP LOG", "CONNECT REPLICATION"),
@@ -291,7 +294,11 @@ def _unasked() -> frozenset[Right]:
         *(f"ALTER ANY {what}" for what in (*keys, "MASK", "DATASPACE", "APPLICATION ROLE", "SECURITY POLICY")),
         *(f"ALTER ANY DATABASE {what}" for what in ("DDL TRIGGER", "AUDIT", "EVENT SESSION", "SCOPED CONFIGURATION")),
         *(f"ALTER ANY COLUMN {what} KEY" for what in ("ENCRYPTION", "MASTER")),
-        *(f"ALTER ANY EXTERNAL {what}" for what in ("DATA SOURCE", "FILE FORMAT")),
+        *(f"ALTER ANY EXTERNAL {what}" for what in ("DATA SOURCE", "FILE FORMAT", "JOB", "STREAM", *external)),
+        *(f"CREATE EXTERNAL {what}" for what in external),
+        *(f"{verb} ANY SENSITIVITY CLASSIFICATION" for verb in ("ALTER", "VIEW")),
+        *("CREATE USER", "VIEW CRYPTOGRAPHICALLY SECURED DEFINITION", "ALTER LEDGER CONFIGURATION"),
+        *(f"{verb} ANY DATABASE EVENT SESSION" for verb in ("CREATE", "DROP")),
     }
     names = {
         Kind.SERVER: on_server,

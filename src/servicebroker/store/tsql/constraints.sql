@@ -271,8 +271,8 @@ create view tsql.information_schema_check_constraints with (security_invoker = t
 select c.broker_database as constraint_catalog, s.name as constraint_schema, c.name as constraint_name, c.definition as check_clause
   from tsql.check_constraints c join tsql.schemas s using (schema_id, broker_database);
 create view tsql.information_schema_key_column_usage with (security_invoker = true) as
-select o.broker_database as constraint_catalog, s.name as constraint_schema, o.name as constraint_name, t.name as table_name, s.name as table_schema,
-       c.name as column_name, own.place::integer as ordinal_position
+select o.broker_database as constraint_catalog, s.name as constraint_schema, o.name as constraint_name, o.broker_database as table_catalog,
+       s.name as table_schema, t.name as table_name, c.name as column_name, own.place::integer as ordinal_position
   from tsql.objects o
   join tsql.tables t on t.object_id = o.parent_object_id
   join tsql.schemas s on s.schema_id = o.schema_id and s.broker_database = o.broker_database
@@ -281,7 +281,8 @@ select o.broker_database as constraint_catalog, s.name as constraint_schema, o.n
   join tsql.every_column c on c.object_id = t.object_id and c.column_id = own.number
  where o.type in ('PK', 'UQ', 'F');
 create view tsql.information_schema_constraint_column_usage with (security_invoker = true) as
-select t.name as table_name, s.name as table_schema, c.name as column_name, o.name as constraint_name, s.name as constraint_schema
+select o.broker_database as table_catalog, s.name as table_schema, t.name as table_name, c.name as column_name,
+       o.broker_database as constraint_catalog, s.name as constraint_schema, o.name as constraint_name
   from tsql.objects o
   join tsql.tables t on t.object_id = o.parent_object_id
   join tsql.schemas s on s.schema_id = o.schema_id and s.broker_database = o.broker_database
@@ -290,7 +291,8 @@ select t.name as table_name, s.name as table_schema, c.name as column_name, o.na
   join tsql.every_column c on c.object_id = t.object_id and c.column_id = own.number
  where o.type in ('PK', 'UQ', 'F', 'C');
 create view tsql.information_schema_referential_constraints with (security_invoker = true) as
-select f.broker_database as constraint_catalog, s.name as constraint_schema, f.name as constraint_name, s.name as unique_constraint_schema,
+select f.broker_database as constraint_catalog, s.name as constraint_schema, f.name as constraint_name,
+       f.broker_database as unique_constraint_catalog, s.name as unique_constraint_schema,
        k.name as unique_constraint_name, 'SIMPLE'::text as match_option, replace(f.update_referential_action_desc, '_', ' ') as update_rule,
        replace(f.delete_referential_action_desc, '_', ' ') as delete_rule
   from tsql.foreign_keys f

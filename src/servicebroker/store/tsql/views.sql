@@ -270,14 +270,15 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
        c.is_computed::integer::smallint as is_computed,
        coalesce((select d.oid::bigint::integer from pg_attrdef d where d.adrelid = c.object_id::bigint::oid and d.adnum = c.column_id and not c.is_computed), 0)
            as default_object_id,
-       c.collation_name, c.broker_database
+       0::smallint as is_sparse, c.collation_name, c.broker_database
   from tsql.every_column c
   join servicebroker.shown_databases shown using (database_id)
   left join tsql.system_types t on t.name = c.type_name;
 create view tsql.all_columns with (security_invoker = true) as
 select * from tsql.columns
  union all  -- system columns, as in all_objects
-select -a.attrelid::bigint::integer, a.attname, a.attnum::integer, null, null, null, 0, 0, 0::smallint, 0::smallint, 0::smallint, 0, null, shown.name
+select -a.attrelid::bigint::integer, a.attname, a.attnum::integer, null, null, null, 0, 0, 0::smallint, 0::smallint, 0::smallint, 0, 0::smallint, null,
+       shown.name
   from servicebroker.shown_databases join servicebroker.databases shown using (database_id), pg_attribute a
   join pg_class c on c.oid = a.attrelid and c.relnamespace = 'pg_catalog'::regnamespace
  where a.attnum > 0 and not a.attisdropped;
@@ -504,18 +505,19 @@ select coalesce(a.backend_xid, a.backend_xmin)::text::bigint as transaction_id, 
        case when a.backend_xid is null then 2 else 1 end as transaction_type, 2 as transaction_state
   from pg_stat_activity a
  where a.datname = current_database() and a.xact_start is not null and coalesce(a.backend_xid, a.backend_xmin) is not null;
--- Always empty: PostgreSQL has no such statistics of waits, plans, buffers or files.
+-- Always empty: PostgreSQL has no such statistics of waits, plans, buffers or files. The columns of empty views are null:
+-- with other constants, PostgreSQL would compute a division by them, and fail, while it plans the statement.
 create or replace view tsql.dm_os_wait_stats with (security_invoker = true) as
-select ''::text as wait_type, 0::bigint as waiting_tasks_count, 0::bigint as wait_time_ms, 0::bigint as max_wait_time_ms,
-       0::bigint as signal_wait_time_ms where false;
+select null::text as wait_type, null::bigint as waiting_tasks_count, null::bigint as wait_time_ms, null::bigint as max_wait_time_ms,
+       null::bigint as signal_wait_time_ms where false;
 create or replace view tsql.dm_exec_query_stats with (security_invoker = true) as
-select null::bytea as sql_handle, null::bytea as plan_handle, 0 as statement_start_offset, 0 as statement_end_offset, null::timestamptz as creation_time,
-       null::timestamptz as last_execution_time, 0::bigint as execution_count, 0::bigint as total_worker_time, 0::bigint as total_elapsed_time,
-       0::bigint as total_logical_reads, 0::bigint as total_logical_writes, 0::bigint as total_physical_reads,
-       null::bytea as query_hash, null::bytea as query_plan_hash, 0::bigint as plan_generation_num, 0::bigint as total_rows, 0::bigint as last_rows,
-       0::bigint as last_worker_time, 0::bigint as min_worker_time, 0::bigint as max_worker_time, 0::bigint as last_physical_reads, 0::bigint as min_physical_reads,
-       0::bigint as max_physical_reads, 0::bigint as last_logical_writes, 0::bigint as min_logical_writes, 0::bigint as max_logical_writes, 0::bigint as last_logical_reads,
-       0::bigint as min_logical_reads, 0::bigint as max_logical_reads, 0::bigint as last_elapsed_time, 0::bigint as min_elapsed_time, 0::bigint as max_elapsed_time where false;
+select null::bytea as sql_handle, null::bytea as plan_handle, null::integer as statement_start_offset, null::integer as statement_end_offset, null::timestamptz as creation_time,
+       null::timestamptz as last_execution_time, null::bigint as execution_count, null::bigint as total_worker_time, null::bigint as total_elapsed_time,
+       null::bigint as total_logical_reads, null::bigint as total_logical_writes, null::bigint as total_physical_reads,
+       null::bytea as query_hash, null::bytea as query_plan_hash, null::bigint as plan_generation_num, null::bigint as total_rows, null::bigint as last_rows,
+       null::bigint as last_worker_time, null::bigint as min_worker_time, null::bigint as max_worker_time, null::bigint as last_physical_reads, null::bigint as min_physical_reads,
+       null::bigint as max_physical_reads, null::bigint as last_logical_writes, null::bigint as min_logical_writes, null::bigint as max_logical_writes, null::bigint as last_logical_reads,
+       null::bigint as min_logical_reads, null::bigint as max_logical_reads, null::bigint as last_elapsed_time, null::bigint as min_elapsed_time, null::bigint as max_elapsed_time where false;
 create or replace view tsql.dm_db_index_usage_stats with (security_invoker = true) as
 select shown.database_id::smallint as database_id, o.object_id, tsql.index_number(i.indexrelid) as index_id, i.idx_scan as user_seeks, 0::bigint as user_scans,
        0::bigint as user_lookups, 0::bigint as user_updates, null::timestamptz as last_user_seek, null::timestamptz as last_user_scan,
@@ -554,15 +556,15 @@ select coalesce(n.spid, t.spid) as spid, t.database_id, t.queue_id, t.procedure_
 -- --- views that are always empty, for scripts that look before they drop ---
 
 create or replace view tsql.assemblies with (security_invoker = true) as
-select ''::text as name, 0 as assembly_id, 1 as principal_id, ''::text as permission_set_desc where false;
-create or replace view tsql.assembly_files with (security_invoker = true) as select 0 as assembly_id, ''::text as name, 0 as file_id, ''::bytea as content where false;
-create or replace view tsql.asymmetric_keys with (security_invoker = true) as select ''::text as name, 0 as asymmetric_key_id, 1 as principal_id where false;
+select null::text as name, null::integer as assembly_id, null::integer as principal_id, null::text as permission_set_desc where false;
+create or replace view tsql.assembly_files with (security_invoker = true) as select null::integer as assembly_id, null::text as name, null::integer as file_id, null::bytea as content where false;
+create or replace view tsql.asymmetric_keys with (security_invoker = true) as select null::text as name, null::integer as asymmetric_key_id, null::integer as principal_id where false;
 create or replace view tsql.extended_properties with (security_invoker = true) as
-select 0::smallint as class, ''::text as class_desc, 0 as major_id, 0 as minor_id, ''::text as name, ''::text as value where false;
+select null::smallint as class, null::text as class_desc, null::integer as major_id, null::integer as minor_id, null::text as name, null::text as value where false;
 create or replace view tsql.configurations with (security_invoker = true) as
-select 0 as configuration_id, ''::text as name, 0 as value, 0 as value_in_use where false;
+select null::integer as configuration_id, null::text as name, null::integer as value, null::integer as value_in_use where false;
 create or replace view tsql.database_mirroring_endpoints with (security_invoker = true) as
-select ''::text as name, 0 as endpoint_id, ''::text as state_desc, ''::text as role_desc where false;
+select null::text as name, null::integer as endpoint_id, null::text as state_desc, null::text as role_desc where false;
 
 -- --- files and filegroups of databases ---
 
@@ -601,11 +603,11 @@ select 'PRIMARY'::text as name, 1 as data_space_id, 'FG'::text as type, 'ROWS_FI
 create or replace view tsql.data_spaces with (security_invoker = true) as
 select name, data_space_id, type, type_desc, is_default, is_system, broker_database from tsql.filegroups;
 create or replace view tsql.partition_functions with (security_invoker = true) as
-select ''::text as name, 0 as function_id, 'R'::text as type, 'RANGE'::text as type_desc, 0 as fanout, 0::smallint as boundary_value_on_right where false;
+select null::text as name, null::integer as function_id, null::text as type, null::text as type_desc, null::integer as fanout, null::smallint as boundary_value_on_right where false;
 create or replace view tsql.partition_schemes with (security_invoker = true) as
-select ''::text as name, 0 as data_space_id, 'PS'::text as type, 'PARTITION_SCHEME'::text as type_desc, 0 as function_id where false;
+select null::text as name, null::integer as data_space_id, null::text as type, null::text as type_desc, null::integer as function_id where false;
 create or replace view tsql.partition_range_values with (security_invoker = true) as
-select 0 as function_id, 0 as boundary_id, 0 as parameter_id, ''::text as value where false;
+select null::integer as function_id, null::integer as boundary_id, null::integer as parameter_id, null::text as value where false;
 -- A table of numbers, as many scripts use it.
 create or replace view tsql.spt_values with (security_invoker = true) as
 select null::text as name, n as number, 'P'::text as type, n / 8 + 1 as low, 1 << (n % 8) as high, 0 as status from generate_series(0, 2047) n;
@@ -670,16 +672,16 @@ select o.object_id, events.number as type, events.name as type_desc, 0::smallint
 create or replace view tsql.servers with (security_invoker = true) as
 select 0 as server_id, 'servicebroker'::text as name, 'SQL Server'::text as product, 0::smallint as is_linked;
 create or replace view tsql.stats with (security_invoker = true) as
-select 0 as object_id, ''::text as name, 0 as stats_id, 0::smallint as auto_created where false;
+select null::integer as object_id, null::text as name, null::integer as stats_id, null::smallint as auto_created where false;
 -- Always empty: query notifications do not exist here.
 create or replace view tsql.dm_qn_subscriptions with (security_invoker = true) as
-select 0 as id, 0 as database_id, ''::bytea as sid, 0 as object_id, null::timestamp as created, 0 as timeout, 0 as status where false;
+select null::integer as id, null::integer as database_id, null::bytea as sid, null::integer as object_id, null::timestamp as created, null::integer as timeout, null::integer as status where false;
 create or replace view tsql.credentials with (security_invoker = true) as
-select 0 as credential_id, ''::text as name, ''::text as credential_identity where false;
+select null::integer as credential_id, null::text as name, null::text as credential_identity where false;
 create or replace view tsql.sql_expression_dependencies with (security_invoker = true) as
-select 0 as referencing_id, null::integer as referenced_id, ''::text as referenced_schema_name, ''::text as referenced_entity_name where false;
+select null::integer as referencing_id, null::integer as referenced_id, null::text as referenced_schema_name, null::text as referenced_entity_name where false;
 create or replace view tsql.dm_exec_cached_plans with (security_invoker = true) as
-select null::bytea as plan_handle, 0 as usecounts, 0 as size_in_bytes, ''::text as cacheobjtype, ''::text as objtype where false;
+select null::bytea as plan_handle, null::integer as usecounts, null::integer as size_in_bytes, null::text as cacheobjtype, null::text as objtype where false;
 create or replace view tsql.sysprocesses with (security_invoker = true) as
 select s.session_id as spid, coalesce(r.blocking_session_id, 0) as blocked, coalesce(r.wait_time, 0) as waittime, r.wait_type as lastwaittype,
        s.login_name as loginame, s.host_name as hostname, s.program_name, s.status, coalesce(r.command, 'AWAITING COMMAND') as cmd, s.login_time,

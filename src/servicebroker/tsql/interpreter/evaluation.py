@@ -73,8 +73,8 @@ def evaluate_operand(machine: Machine, operand: Operand) -> Value:
             return Value(machine.frame.value_of(name), machine.frame.types[name])
         case Constant(None):
             return Value(None, None)
-        case Constant(value):
-            return Value(value, infer_type(value))
+        case Constant(value, sql_type):
+            return Value(value, sql_type or infer_type(value))
         case Name():
             return Value(operand.object, NVARCHAR)
         case Expression():

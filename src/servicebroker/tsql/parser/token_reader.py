@@ -11,7 +11,19 @@ from servicebroker.tsql.parser.extent import expression_end
 from servicebroker.tsql.parser.keywords import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
-from servicebroker.tsql.tokens import NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, string_value, tokenize, unquote
+from servicebroker.tsql.tokens import (
+    NUMBER,
+    QUOTED,
+    STRING,
+    VARIABLE,
+    WORD,
+    Tokens,
+    complete_exponent,
+    string_value,
+    tokenize,
+    unquote,
+)
+from servicebroker.tsql.types import SqlType
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 MAX_NAME_PARTS = 4
@@ -172,7 +184,9 @@ class TokenReader:
         """Read a string, a number with an optional minus, or NULL."""
         kind = self.tokens.kinds[self.at]
         if kind == STRING:
-            return Constant(self.string())
+            name = "nvarchar" if self.tokens.text(self.at)[0] in "nN" else "varchar"
+            text = self.string()
+            return Constant(text, SqlType(name, max(1, len(text))))
         if self.take("NULL"):
             return Constant(None)
         negative = self.take("-")
@@ -181,7 +195,9 @@ class TokenReader:
         text, line = self.tokens.text(self.at), self.line
         self.at += 1
         value = parse_number(text, line)
-        return Constant(-value if negative and not isinstance(value, bytes) else value)
+        if isinstance(value, bytes):
+            return Constant(value, SqlType("varbinary", max(1, len(value))))
+        return Constant(-value if negative else value)
 
     def operand(self) -> Operand:
         """Read a variable, a constant, a name, or an expression in parentheses, as clauses of the broker take."""
@@ -269,6 +285,8 @@ def parse_name(text: str) -> Name:
 def parse_number(text: str, line: int = 0) -> int | Decimal | float | bytes:
     """Return the value of a number literal. 0x... is binary, an exponent makes a float, a point a decimal.
 
+    An exponent without digits is zero: 2E is 2.0.
+
     Raises:
         TsqlError: 1007 a whole number of more than 38 digits, 168 a float that is too large.
     """
@@ -285,7 +303,7 @@ def parse_number(text: str, line: int = 0) -> int | Decimal | float | bytes:
 
 
 def _parse_float(text: str, line: int) -> float:
-    value = float(text)
+    value = float(complete_exponent(text))
     if isinf(value):
         raise TsqlError(
             168,

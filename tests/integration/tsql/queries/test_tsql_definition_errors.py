@@ -19,6 +19,10 @@ INSERT P (Id) VALUES (1), (2); INSERT C (Id) VALUES (1), (1)
 GO
 CREATE VIEW V AS SELECT Id FROM P
 GO
+CREATE VIEW dbo.Bound WITH SCHEMABINDING AS SELECT Id FROM dbo.P WITH (NOLOCK)
+GO
+CREATE VIEW dbo.Named (A, B) WITH VIEW_METADATA, SchemaBinding AS SELECT Id, N FROM dbo.P
+GO
 CREATE PROCEDURE Taken AS RETURN
 """
 TAKEN = "There is already an object named '{}' in the database."
@@ -57,6 +61,13 @@ CASES = [
         "object name 'dbo.C' and the index name 'I'. The duplicate key value is (1).",
     ),
     ("CREATE INDEX I ON P (X)", [1919], "'P'"),
+    ("CREATE TABLE Q (V nvarchar(max) PRIMARY KEY)", [1919, 1750], "Column 'V' in table 'Q'"),
+    ("CREATE TABLE Q (A int, V xml, CONSTRAINT U UNIQUE NONCLUSTERED (A, V))", [1919, 1750], "Column 'V' in table 'Q'"),
+    ("ALTER TABLE C ADD Memo varbinary(max) UNIQUE", [1919, 1750], "Column 'Memo' in table 'C'"),
+    ("ALTER TABLE P ADD CONSTRAINT U UNIQUE (X)", [1919, 1750], "Column 'X' in table 'P'"),
+    ("CREATE UNIQUE CLUSTERED INDEX I ON V (Id)", [1939], "view 'V' because the view is not schema bound."),
+    ("CREATE UNIQUE CLUSTERED INDEX I ON Bound (Id)", [40515], "An index on a view (Bound) is not supported here."),
+    ("CREATE INDEX I ON dbo.Named (B)", [40515], "An index on a view (Named) is not supported here."),
     ("ALTER TABLE P ADD CONSTRAINT DF_M DEFAULT 2 FOR N", [1781, 1750], "Column already has a DEFAULT bound to it."),
     ("ALTER TABLE P ADD CONSTRAINT DF_M DEFAULT 2 FOR Nothing", [1752, 1750], "Column 'Nothing' in table 'P'"),
     (

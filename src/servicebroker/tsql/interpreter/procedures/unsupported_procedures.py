@@ -33,6 +33,34 @@ ADVICE = {
         ("sp_help_jobactivity", "sp_help_jobhistory", "sp_help_schedule", "sp_purge_jobhistory"), _JOB_ADVICE
     ),
     **dict.fromkeys(
+        (
+            *("sp_set_sqlagent_properties", "sp_update_alert", "sp_delete_alert", "sp_update_notification"),
+            *("sp_update_operator", "sp_delete_operator", "sp_delete_category", "sp_update_schedule"),
+            *("sp_detach_schedule", "sp_delete_jobschedule", "sp_update_jobschedule", "sp_delete_jobserver"),
+            *("sp_help_jobstep", "sp_help_operator", "sp_help_alert", "sp_maintplan_delete_log", "sp_mssetalertinfo"),
+            *("sp_add_proxy", "sp_grant_proxy_to_subsystem"),
+        ),
+        _JOB_ADVICE,
+    ),
+    **dict.fromkeys(
+        (
+            f"sysmail_{verb}_sp"
+            for verb in (
+                *("configure", "delete_account", "delete_profile", "delete_profileaccount", "update_account"),
+                *("delete_principalprofile", "update_profile", "help_account", "help_profile", "delete_mailitems"),
+            )
+        ),
+        _MAIL_ADVICE,
+    ),
+    **dict.fromkeys(
+        (
+            *("sp_delete_backuphistory", "sp_delete_database_backuphistory", "sp_estimate_data_compression_savings"),
+            *("sp_create_removable", "sp_certify_removable"),
+        ),
+        _FILE_ADVICE,
+    ),
+    **dict.fromkeys(("sp_ms_marksystemobject", "sp_procoption", "sp_settriggerorder"), _POSTGRES_ADVICE),
+    **dict.fromkeys(
         ("sysmail_help_status_sp", "sysmail_start_sp", "sysmail_stop_sp", "sysmail_help_queue_sp"), _MAIL_ADVICE
     ),
     **dict.fromkeys(("sysmail_add_profileaccount_sp", "sysmail_add_principalprofile_sp"), _MAIL_ADVICE),

@@ -9,6 +9,7 @@ from sqlglot import exp
 
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
+from servicebroker.tsql.definition_errors import follow
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import unquote
@@ -138,11 +139,14 @@ def _check_keys(writer: Writer, table: str, qualified_name: ObjectName, table_el
     """Refuse keys with a column of a large type.
 
     Raises:
-        TsqlError: 1919 such a key.
+        TsqlError: 1919 such a key, followed by 1750.
     """
     known = {**(writer.table_columns(table) or {}), **{column.name: column for column in table_elements.columns}}
     for member in (*table_elements.members, *table_elements.table_constraints):
-        _check_key_types(known, [(name, "") for name in key_columns(member)], qualified_name.name)
+        try:
+            _check_key_types(known, [(name, "") for name in key_columns(member)], qualified_name.name)
+        except TsqlError as error:
+            raise follow(error) from None
 
 
 def _note_offsets(writer: Writer, qualified_name: ObjectName, columns: Iterable[Column]) -> None:
@@ -453,7 +457,24 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
         reader.at = stop
         text += f" WHERE {write_condition(writer, where, Elements(columns=table_columns))}"
     skip_storage(reader)
-    return [text, _index_comment(table, qualified_name, name)]
+    return [_refuse_bound_view(table), text, _index_comment(table, qualified_name, name)]
+
+
+# matches the comment of a view, see `_create_view`
+_BOUND_VIEW = r"^[^\n]*\n[^(]*(\([^)]*\))?\s*with\s[\w\s,]*\mschemabinding\M"
+_VIEW_REFUSAL = (
+    "An index on a view (%s) is not supported here. A view keeps no rows: create the index on a table of the view."
+)
+
+
+def _refuse_bound_view(table: str) -> str:
+    """Return the statement that refuses an index on a schema-bound view. Another view causes error 1939."""
+    comment = "obj_description(oid, 'pg_class')"
+    return (
+        f"SELECT tsql.refuse(40515, format({quote_string(_VIEW_REFUSAL)}, split_part({comment}, chr(10), 1))) "
+        f"FROM pg_class WHERE oid = to_regclass({quote_string(table)}) AND relkind = 'v' "
+        f"AND {comment} ~* {quote_string(_BOUND_VIEW)}"
+    )
 
 
 _NO_KEY_TYPES = frozenset({"xml", "text", "ntext", "image"})

@@ -8,12 +8,13 @@ from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import UserFunction
-from servicebroker.tsql.statement_errors import TsqlError, no_linked_server
+from servicebroker.tsql.statement_errors import TsqlError, no_linked_server, unknown_function_error
 from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
     Writer,
+    not_supported,
     postgres_schema,
     quote_identifier,
     typed_text,
@@ -31,7 +32,7 @@ def scalar_call(writer: Writer, node: exp.Dot) -> Sql:
     """Write schema.name(arguments) as a value.
 
     Raises:
-        TsqlError: 4121 no such function, 317 the function returns a table, 313 and 8144 too few or too many arguments.
+        TsqlError: 4121 no such function, 40515 $PARTITION, 317 the function returns a table, 313 and 8144 too few or too many arguments.
     """
     name, written_name = _resolve_name(writer, node)
     writer.record_use(name, "EXECUTE")
@@ -122,14 +123,14 @@ def _find_function(writer: Writer, name: str, written_name: str, number: int = 4
     functions = writer.scope.user_functions
     function = None if functions is None else functions.get(name)
     writer.scope_answers["function of users", name] = function
+    if written_name.upper().startswith("$PARTITION."):
+        raise not_supported("$PARTITION", "A partitioned table is one table: compare the column itself.")
     if function is None and functions is not None:
-        text = (
-            f"Invalid object name '{written_name}'."
+        raise (
+            TsqlError(208, f"Invalid object name '{written_name}'.")
             if number == 208
-            else f'Cannot find either column "{written_name.split(".")[0]}" or the user-defined function or aggregate '
-            f'"{written_name}", or the name is ambiguous.'
+            else unknown_function_error(written_name)
         )
-        raise TsqlError(number, text)
     return function
 
 

@@ -26,8 +26,8 @@ from servicebroker.tsql.translation.text_writer import (
 from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.translation.values.comparability import check_counted, check_sortable, check_totaled
 from servicebroker.tsql.translation.values.expressions import money_in_bounds
-from servicebroker.tsql.translation.values.functions import SPECIAL, check_count
-from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlType
+from servicebroker.tsql.translation.values.functions import SPECIAL, InvalidArgument, check_count
+from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, XML, SqlType
 
 
 def _operand(writer: Writer, node: exp.Expression) -> tuple[str, Sql]:
@@ -69,12 +69,16 @@ def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
 
 @writes_value(exp.Sum, exp.Avg)
 def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
-    """Write SUM and AVG, with the result type of SQL Server."""
+    return _write_total(writer, node, "")
+
+
+def _write_total(writer: Writer, node: exp.Sum | exp.Avg, over: str) -> Sql:
+    """Write SUM and AVG, with the result type of SQL Server. `over` is the OVER clause of each call."""
     allow_only(node, "this")
     distinct, value = _operand(writer, node.this)
     name = "sum" if isinstance(node, exp.Sum) else "avg"
     check_totaled(value, name)
-    text = f"{name}({distinct}{value.text})"
+    text = f"{name}({distinct}{value.text}){over}"
     kind = value.type.name if value.type else ""
     if kind in ("tinyint", "smallint", "int", "bit"):
         return Sql(f"trunc({text})::integer" if name == "avg" else f"{text}::integer", INT)
@@ -83,7 +87,7 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
     if value.kind == "string" or value.type == VARIANT:
         raise TsqlError(8117, f"Operand data type {kind} is invalid for {name} operator.")
     if value.type is None and name == "avg":  # AVG of integers is an integer
-        whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
+        whole = f"pg_typeof(sum({distinct}{value.text}){over}) = 'bigint'::regtype"
         return Sql(f"(CASE WHEN {whole} THEN trunc({text}) ELSE {text} END)")
     if kind in ("money", "smallmoney"):
         return money_in_bounds(text, SqlType("money"))
@@ -196,6 +200,8 @@ def _string_agg(writer: Writer, node: exp.GroupConcat) -> Sql:
         order = " " + order_text(writer, operand)
         operand = operand.this
     value = write_value(writer, operand)
+    if value.type == XML:
+        raise InvalidArgument(XML).named(writer, "string_agg", [operand])
     text = cast_value(value, NVARCHAR).text
     return Sql(f"string_agg({text}, {cast_to_text(write_value(writer, node.args['separator']))}{order})", NVARCHAR)
 
@@ -244,10 +250,6 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     return typed_text(value) + down
 
 
-# the text of `money_in_bounds` around a call
-_MONEY_PREFIX, _MONEY_SUFFIX = "tsql.to_money((", ")::numeric)::numeric(19,4)"
-
-
 UNORDERED = "unordered"  # marks a window of ours, whose rows come as they are
 _ORDERED_FUNCTIONS: dict[type[exp.Expression], str] = {
     exp.RowNumber: "ROW_NUMBER",
@@ -277,19 +279,11 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
     percentile = _percentile(writer, node.this, over) if isinstance(node.this, exp.WithinGroup) else None
     if percentile is not None:
         return percentile
+    if isinstance(node.this, exp.Sum | exp.Avg):
+        return _write_total(writer, node.this, f" {over}")
     function = _write_window_function(writer, node.this)
     text = function.text
-    if isinstance(node.this, exp.Avg) and function.type is not None and function.type.name == "decimal":
-        call, _, scale = text.removeprefix("trunc(").rpartition(", ")
-        return Sql(f"trunc({call} {over}, {scale}", function.type)
-    if text.startswith(_MONEY_PREFIX) and function.type is not None:
-        return money_in_bounds(f"{text.removeprefix(_MONEY_PREFIX).removesuffix(_MONEY_SUFFIX)} {over}", function.type)
-    if text.endswith("::numeric(19,4)"):
-        return Sql(f"({text.removesuffix('::numeric(19,4)')} {over})::numeric(19,4)", function.type)
     cast = text.find("::")  # count(*)::integer: OVER belongs after the call
-    if text.endswith(("::integer", "::bigint")) and text.startswith("trunc("):
-        inner, _, kind = text.removeprefix("trunc(").rpartition(")")
-        return Sql(f"trunc({inner} {over}){kind}", function.type)
     if cast > 0 and text.endswith("::integer"):
         return Sql(f"({text.removesuffix('::integer')} {over})::integer", function.type)
     return Sql(f"{text} {over}", function.type)
@@ -362,7 +356,7 @@ def _write_window_function(writer: Writer, node: exp.Expression) -> Sql:
                 default = cast_value(default, value.type)
             rest.append(default.text)
         return Sql(f"{'lag' if isinstance(node, exp.Lag) else 'lead'}({', '.join([value.text, *rest])})", value.type)
-    if isinstance(node, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
+    if isinstance(node, exp.Count | exp.Min | exp.Max):
         return write_value(writer, node)
     called = (
         node.name.removeprefix(CALL_PREFIX) if isinstance(node, exp.Anonymous) else operator_of(node).replace(" ", "_")

@@ -30,7 +30,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
 )
 from servicebroker.tsql.translation.values.catalog_views import find_catalog_view
-from servicebroker.tsql.translation.values.functions import write_argument
+from servicebroker.tsql.translation.values.functions import InvalidArgument, write_argument
 from servicebroker.tsql.translation.values.permission_functions import permissions_parameter
 from servicebroker.tsql.translation.values.type_precedence import unify_types, wider_type
 from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
@@ -385,7 +385,10 @@ def _write_function(writer: Writer, node: exp.Expression, alias: exp.Expression 
 def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
     if not 2 <= len(node.expressions) <= 3:
         raise argument_count_error("string_split", 2, 3)
-    text, separator = (write_argument(write_value(writer, item), "s") for item in node.expressions[:2])
+    try:
+        text, separator = (write_argument(write_value(writer, item), "s") for item in node.expressions[:2])
+    except InvalidArgument as error:
+        raise error.named(writer, "string_split", node.expressions[:2]) from None
     enable_ordinal = node.expressions[2].name if len(node.expressions) == 3 else "0"
     if enable_ordinal not in ("0", "1"):
         raise TsqlError(4199, "Argument value 3 of string_split is invalid: write 0 or 1.")

@@ -28,6 +28,7 @@ from servicebroker.tsql.tokens import (
     VARIABLE,
     WORD,
     Tokens,
+    complete_exponent,
     find_closing,
     string_value,
     tokenize,
@@ -333,6 +334,8 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             pending.append(depth)
         elif kinds[at] == NUMBER and text.lower() == "0x":
             out.append(f"{CALL_PREFIX}no_bytes()")
+        elif kinds[at] == NUMBER and complete_exponent(text) != text:
+            out.append(complete_exponent(text))
         elif kinds[at] == NUMBER and not text[0].isdigit() and text[0] != ".":  # a currency sign
             out.append(f"CAST({text[1:] or '0'} AS MONEY)")
         elif (

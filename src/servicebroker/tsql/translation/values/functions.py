@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlglot import exp
 
@@ -28,17 +28,41 @@ from servicebroker.tsql.translation.text_writer import (
     writes_value,
 )
 from servicebroker.tsql.translation.values.casts import cast_value, constant_moment, own_clock
-from servicebroker.tsql.types import DATETIME, DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
+from servicebroker.tsql.types import DATETIME, DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, XML, SqlType
 
 _DATETIME2 = SqlType("datetime2")
+_TAKE_XML = frozenset({"BINARY_CHECKSUM"})  # plain functions whose arguments may be xml
 # functions whose arguments are not plain values, registered by the modules that write them
 SPECIAL: dict[str, Callable[[Writer, list[exp.Expression]], Sql]] = {}
 
 
+class InvalidArgument(TsqlError):
+    """Error 8116 for an argument of a type that no function takes. `named` adds the function and the position."""
+
+    def __init__(self, sql_type: SqlType) -> None:
+        super().__init__(8116, f"Argument data type {sql_type.name} is invalid for the function.")
+        self.type = sql_type
+
+    def named(self, writer: Writer, name: str, nodes: Sequence[exp.Expression]) -> TsqlError:
+        """Return the error with the function's name and the position of its first argument of this type."""
+        types = [write_value(writer, node).type for node in nodes]
+        position = types.index(self.type) + 1 if self.type in types else 1
+        return TsqlError(
+            8116, f"Argument data type {self.type.name} is invalid for argument {position} of {name} function."
+        )
+
+
 @writes_value(exp.Anonymous)
 def _write_call(writer: Writer, node: exp.Anonymous) -> Sql:
+    name = str(node.this).lower().removeprefix(CALL_PREFIX)
+    try:
+        return _write_named_call(writer, node, name)
+    except InvalidArgument as error:
+        raise error.named(writer, name.removeprefix(ODBC_PREFIX), node.expressions) from None
+
+
+def _write_named_call(writer: Writer, node: exp.Anonymous, name: str) -> Sql:
     written = str(node.this)
-    name = written.lower().removeprefix(CALL_PREFIX)
     special = SPECIAL.get(name)
     if special is not None:
         written_call = special(writer, list(node.expressions))
@@ -79,6 +103,8 @@ def _write_function(writer: Writer, function: Function, nodes: list[exp.Expressi
     letters = function.letters
     letters += letters[-1:] * (len(nodes) - len(letters))
     values = [write_value(writer, node) for node in nodes]
+    if XML in [value.type for value in values] and function.name not in _TAKE_XML:
+        raise InvalidArgument(XML)
     texts = [write_argument(value, letter) for value, letter in zip(values, letters, strict=False)]
     if function.name == "FORMAT" and values[0].type is not None and values[0].type.name == "datetimeoffset":
         texts[1] = f"tsql.offset_mask({texts[1]}, {values[0].offset() if values[0].offset else 0})"
@@ -117,7 +143,10 @@ def write_argument(value: Sql, letter: str) -> str:
 
     Raises:
         TsqlError: 8116 a sql_variant, whose type is known at run time only.
+        InvalidArgument: the value is xml.
     """
+    if value.type == XML:
+        raise InvalidArgument(XML)
     if value.type == VARIANT:
         raise TsqlError(8116, "Argument data type sql_variant is invalid for the function. Use CAST.")
     if value.is_untyped and value.type is None:

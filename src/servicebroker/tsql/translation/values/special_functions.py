@@ -24,6 +24,7 @@ from servicebroker.tsql.translation.text_writer import (
 from servicebroker.tsql.translation.values.casts import cast_value, first_offset, read_type
 from servicebroker.tsql.translation.values.functions import (
     SPECIAL,
+    InvalidArgument,
     check_count,
     write_argument,
     write_plain_call,
@@ -31,7 +32,18 @@ from servicebroker.tsql.translation.values.functions import (
 )
 from servicebroker.tsql.translation.values.patterns import pattern_to_regex as pattern_expression
 from servicebroker.tsql.translation.values.type_precedence import unify_types
-from servicebroker.tsql.types import BIGINT, INT, NUMBERS, NVARCHAR, PADDED, VARBINARY, VARIANT, SqlType, postgres_type
+from servicebroker.tsql.types import (
+    BIGINT,
+    INT,
+    NUMBERS,
+    NVARCHAR,
+    PADDED,
+    VARBINARY,
+    VARIANT,
+    XML,
+    SqlType,
+    postgres_type,
+)
 
 SMALLINT = SqlType("smallint")
 _SID = SqlType("varbinary", 85)
@@ -144,7 +156,10 @@ def _hashbytes(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         raise not_supported(
             f"HASHBYTES with {algorithm or 'a variable'}", "Use 'SHA2_256', 'SHA2_512', 'SHA1' or 'MD5'."
         )
-    value = cast_value(write_value(writer, nodes[1]), VARBINARY).text
+    hashed = write_value(writer, nodes[1])
+    if hashed.type == XML:
+        raise InvalidArgument(XML)
+    value = cast_value(hashed, VARBINARY).text
     if algorithm == "md5":
         return Sql(f"decode(md5({value}), 'hex')", VARBINARY)
     return Sql(f"{_HASHES[algorithm]}({value})", VARBINARY)
@@ -334,7 +349,10 @@ SPECIAL |= {
 
 @writes_value(exp.Trim)
 def _trim(writer: Writer, node: exp.Trim) -> Sql:
-    value = write_argument(write_value(writer, node.this), "s")
+    try:
+        value = write_argument(write_value(writer, node.this), "s")
+    except InvalidArgument as error:
+        raise error.named(writer, "trim", [node.this]) from None
     allow_only(node, "this", "expression", "position")
     characters = node.args.get("expression")
     function = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position")).upper(), "btrim")
