@@ -236,3 +236,26 @@ def test_cached_exchanges_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert east.is_signed(exchange, WEST.certificate, each_header)
         assert east.unwrap(exchange, EAST.key, each_header) == KEY
         assert {len(west._made), len(east._opened), len(east._verified)} == {number % 3 + 1}
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_an_exchange_that_was_accepted_proves_nothing_of_other_certificates(is_batched: bool) -> None:
+    """The caches of the receiver are by certificate."""
+    west, east, other = Exchanges(Clock()), Exchanges(Clock()), signer_of("another")
+    ((each_header, draft),) = drafts(west, 1, is_batched=is_batched)
+    (exchange,) = west.sign([draft])
+    assert east.is_signed(exchange, WEST.certificate, each_header)
+    assert east.unwrap(exchange, EAST.key, each_header) == KEY
+    assert not east.is_signed(exchange, other.certificate, each_header)
+    elsewhere = structs.replace(exchange, destination=other.certificate.facts.thumbprint)
+    assert east.unwrap(elsewhere, other.key, each_header) is None
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+@pytest.mark.parametrize("size", [0, 16, len(KEY) - 1, len(KEY) + 1])
+def test_a_session_key_of_another_size_is_not_unwrapped(is_batched: bool, size: int) -> None:
+    west, east = Exchanges(Clock()), Exchanges(Clock())
+    draft = west.draft(bytes(size), uuid4(), EAST.certificate, WEST, header(), is_batched=is_batched)
+    (exchange,) = west.sign([draft])
+    assert east.is_signed(exchange, WEST.certificate, header())
+    assert east.unwrap(exchange, EAST.key, header()) is None

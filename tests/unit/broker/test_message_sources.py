@@ -59,16 +59,23 @@ class RoutedStore:
 
     def __init__(self) -> None:
         self.routed: dict[str, list[Route]] = {"msdb": [TO_SHOP], str(STOCK): [], str(OTHER): []}
-        self.reads = 0
+        self.read: list[dict[str, list[Route]]] = []  # the routes at each reading; their version is its number
         self.asked: list[tuple[int, Ask]] = []
 
     def site(self) -> LocalTopology:
-        self.reads += 1
-        databases = [Database(n, 1, broker, True, broker == "msdb", ()) for n, broker in enumerate(self.routed, 1)]
+        self.read.append({broker: list(routes) for broker, routes in self.routed.items()})
+        version = self.reads
+        databases = [
+            Database(n, version, broker, True, broker == "msdb", ()) for n, broker in enumerate(self.routed, 1)
+        ]
         return LocalTopology(Site({}, frozenset()), databases, {}, 0.0)
 
     def routes(self, located: LocalTopology, database: Database) -> RoutingTable:
-        return RoutingTable(self.routed[database.broker])
+        return RoutingTable(self.read[database.routes_version - 1][database.broker])
+
+    @property
+    def reads(self) -> int:
+        return len(self.read)
 
     def ask(self, database_id: int, missing: Ask) -> None:
         self.asked.append((database_id, missing))

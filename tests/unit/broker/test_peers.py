@@ -134,6 +134,35 @@ def test_a_claim_of_our_own_identity_is_refused_only_with_tls() -> None:
     assert peers.owner_at(HERE) is None
 
 
+@pytest.mark.parametrize("address", [None, HERE])
+@pytest.mark.parametrize(
+    ("vouched", "is_vouched", "is_refused"),
+    [(SHOP, True, False), (OTHER, True, True), (OTHER, False, False), (None, True, False), (None, False, False)],
+)
+def test_a_domain_s_certificate_is_that_of_one_instance(
+    address: Address | None, vouched: UUID | None, is_vouched: bool, is_refused: bool
+) -> None:
+    peers = known_peers()
+    objection = peers.objection_to(address, Proved("shop", vouched, is_vouched), SHOP)
+    assert (objection is not None) is is_refused
+    assert list(peers.take_mistrusted()) == ([FalseClaim("shop", INSTANCE, str(SHOP))] if is_refused else [])
+    assert (peers.owner_at(HERE) == "shop") is (address is not None and not is_refused)
+
+
+def test_known_addresses_and_false_claims_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servicebroker.broker.peers.MAX_ADDRESSES", 3)
+    monkeypatch.setattr("servicebroker.broker.peers.MAX_CLAIMS", 3)
+    peers = known_peers()
+    addresses = [Address("host", number) for number in range(1, 8)]
+    for address in addresses:
+        peers.answered(address, "shop", SHOP)
+        peers.mistrust(FalseClaim("mallory", ADDRESS, str(address)), "detail")
+    assert [address for address in addresses if peers.owner_at(address)] == addresses[-3:]
+    claims = peers.take_mistrusted()
+    assert len(claims) == 4
+    assert claims[FalseClaim("others", ADDRESS)][0] == 4
+
+
 # ---------------------------------------------------------------- routes
 
 

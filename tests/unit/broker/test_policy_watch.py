@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
 from servicebroker.broker import policy
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED, STARTED, STOPPED, NetworkEndpoint
+from servicebroker.engine.remote.domain_state import ReportedMembership
 from servicebroker.engine.security.logins import Connect
 from servicebroker.engine.security.transport_certificates import TransportCertificate
+from servicebroker.model.security.authentication import parse_authentication
 from servicebroker.model.security.peers import Proved
 from servicebroker.store.keys import x509_certificates
 
@@ -46,12 +49,16 @@ class Watched:
     """A watch on rows that a test changes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stored, self.now, self.watch = STORED, NOW, PolicyWatch(None)
-        monkeypatch.setattr(policy, "_read", lambda connection: self.stored)
+        self.stored, self.now, self.watch, self.reads = STORED, NOW, PolicyWatch(None), 0
+        monkeypatch.setattr(policy, "_read", self.read)
         monkeypatch.setattr(policy, "run", lambda connection, steps: {})
 
-    def poll(self) -> Policy | None:
-        return self.watch.poll(cast("Any", None), self.now)
+    def read(self, connection: object) -> policy._Stored:
+        self.reads += 1
+        return self.stored
+
+    def poll(self, snapshot: object = None) -> Policy | None:
+        return self.watch.poll(cast("Any", None), self.now, cast("Any", snapshot))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -94,3 +101,61 @@ def test_the_reasons_for_refusal_and_silence(
     made = watched.poll()
     assert made is not None
     assert (made.refusal, made.silence) == (refusal, silence)
+
+
+def test_the_database_is_read_when_something_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshots are those of rounds; without one there was no round."""
+    watched = Watched(monkeypatch)
+    reads = []
+    for snapshot in ("first", "first", "second", "second", None, "second", None):
+        watched.poll(snapshot)
+        reads.append(watched.reads)
+    assert reads == [1, 1, 2, 2, 3, 4, 5]
+    watched.stored = STORED._replace(endpoint=ENDPOINT._replace(state=STOPPED))
+    made = watched.poll("third")
+    assert made is not None
+    assert made.silence == 9748
+
+
+def test_a_forgotten_policy_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    assert watched.poll("first") is not None
+    assert watched.poll("first") is None
+    watched.watch.forget()
+    assert watched.poll("first") is not None
+    assert watched.reads == 2
+
+
+@pytest.mark.parametrize(
+    ("methods", "are_used"), [("CERTIFICATE", True), ("WINDOWS", False), ("WINDOWS CERTIFICATE", True)]
+)
+def test_certificates_count_only_where_the_endpoint_accepts_them(
+    monkeypatch: pytest.MonkeyPatch, methods: str, are_used: bool
+) -> None:
+    watched = Watched(monkeypatch)
+    encrypted = ENDPOINT._replace(authentication=parse_authentication(methods)[0])
+    watched.stored = STORED._replace(endpoint=encrypted)
+    made = watched.poll()
+    assert made is not None
+    assert made.owners == ({PEER.proved.owner} if are_used else frozenset())
+    assert made.silence == (9763 if are_used else 9762)  # the own certificates are without their keys
+
+
+def test_a_membership_is_reported_only_with_windows_authentication(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.watch.membership = ReportedMembership("CORP\\shop", None, None, None, "")
+    watched.poll()
+    assert watched.watch.membership is None
+
+
+def test_the_owners_of_certificates_that_name_an_instance() -> None:
+    """Two certificates may name one instance: then no peer may be it until an administrator has accepted one."""
+    one, two = UUID(int=1), UUID(int=2)
+    imported = [
+        PEER._replace(name=name, proved=Proved(name, instance), accepted_instances=accepted)
+        for name, instance, accepted in (("a", one, []), ("b", one, [two]), ("c", two, []), ("d", None, []))
+    ]
+    trusted = policy.find_trust([OWN._replace(proved=Proved("own", one)), *imported])
+    assert trusted == {
+        "owners": {"a", "b", "c", "d"}, "named": {one: {"a", "b"}, two: {"c"}}, "accepted": {two: "b"}
+    }  # fmt: skip

@@ -233,3 +233,5 @@ def test_a_higher_timeline_has_to_be_refuted_once() -> None:
     challenges.take(known)
     with pytest.raises(InstanceError, match="timeline 3"):
         challenges.take(KnownTimeline("c", 3))
+    for repeated in (known, KnownTimeline("c", 3)):  # other peers still report the refuted one
+        challenges.take(repeated)

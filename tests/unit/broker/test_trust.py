@@ -125,14 +125,17 @@ def test_a_denial_also_applies_to_the_same_account(member: Callable[..., MemberS
     assert refusal_of(windows(member("west")), windows(member("east"), Connect(None, {account: DENY})))[0] == 28034
 
 
-def test_a_revoked_member_is_refused_despite_grants(corp: Domain, member: Callable[..., MemberState]) -> None:
-    west, east = member("west", "shop"), member("east")
+@pytest.mark.parametrize("name", ["shop", "Shop"])
+def test_a_revoked_member_is_refused_despite_grants(
+    corp: Domain, member: Callable[..., MemberState], name: str
+) -> None:
+    west, east = member("west", name), member("east")
     east = east._replace(revoked=frozenset({"shop"}))
     lets_in = Connect(None, {f"corp\\{own_name().lower()}": GRANT})
     both = Tls(None, [], domain=east, authentication=parse_methods("WINDOWS CERTIFICATE"), connect=GRANTED_TO_PUBLIC)
     for acceptor in (windows(east, GRANTED_TO_PUBLIC), both):
         number, text = refusal_of(windows(west, lets_in), acceptor)
-        assert (number, "CORP\\shop was revoked" in text) == (28035, True)
+        assert (number, f"CORP\\{name} was revoked" in text) == (28035, True)
 
 
 @pytest.mark.parametrize(("days", "words"), [(-8, "it has expired"), (2, "it is not valid yet")])
@@ -158,6 +161,37 @@ def test_an_endpoint_with_windows_only_refuses_imported_certificates(
     (west, west_file), east = make("west"), member("east")
     acceptor = Tls(None, [west], domain=east, authentication=WINDOWS, connect=GRANTED_TO_PUBLIC)
     assert refusal_of(Tls(west_file, [west]), acceptor)[0] == 28027
+
+
+@pytest.mark.parametrize(
+    ("methods", "is_known", "is_taken"),
+    [
+        ("CERTIFICATE", True, True),
+        ("CERTIFICATE", False, True),
+        ("WINDOWS", True, False),
+        ("WINDOWS", False, False),
+        ("WINDOWS CERTIFICATE", True, True),
+        ("CERTIFICATE WINDOWS", False, True),
+    ],
+)
+def test_a_certificate_counts_only_where_the_endpoint_accepts_certificates(
+    member: Callable[..., MemberState],
+    make: Callable[..., tuple[TransportCertificate, Path]],
+    methods: str,
+    is_known: bool,
+    is_taken: bool,
+) -> None:
+    """Imported ones, and unknown ones that CONNECT of public admits."""
+    west, _ = make("west")
+    imported, connect = ([west], NO_GRANTS) if is_known else ([], GRANTED_TO_PUBLIC)
+    recognition = Recognition(imported, member("east"), parse_methods(methods), connect)
+    assert (west.facts.der in recognition.anchors) is (is_known and is_taken)
+    if is_taken:
+        assert recognition.recognize(west.facts.der).peer.facts == west.facts
+    else:
+        with pytest.raises(BrokerError) as error:
+            recognition.recognize(west.facts.der)
+        assert error.value.number == 28035
 
 
 # ---------------------------------------------------------------- both methods

@@ -775,3 +775,42 @@ def test_the_rest_of_a_partly_stored_run_is_accepted() -> None:
     other.arrived(msgspec.structs.replace(first.header, number=1), bodies(first))
     store(other)
     assert send(other).header.acknowledgement == Acknowledgement(4)
+
+
+def test_an_acknowledgement_over_another_link_clears_the_status() -> None:
+    """The peer may connect to an instance that cannot connect to it."""
+    initiator, other = dialog(), target()
+    initiator.offer(0, 10)
+    carry(initiator, other)
+    store(other)
+    initiator.offer(1, 10)
+    initiator.link_down(0.0, "unreachable")
+    assert initiator.status == "unreachable"
+    carry(other, initiator)
+    assert initiator.status == ""
+
+
+@pytest.mark.parametrize("attempts", range(4))
+def test_a_restart_does_not_shorten_the_pause_before_the_next_attempt(attempts: int) -> None:
+    initiator = dialog()
+    initiator.offer(0, 10)
+    for _ in range(attempts):
+        initiator.link_down(0.0, "unreachable")
+        initiator.link_up()
+    again = dialog(state=unpack(initiator.save()))
+    again.offer(0, 10)
+    again.link_down(100.0, "unreachable")
+    assert again.wake_at == 100.0 + 4.0 * 2**attempts
+
+
+def test_a_deletion_before_an_error_that_skips_it_changes_nothing() -> None:
+    initiator, other = dialog(), target()
+    initiator.offer(0, 10)
+    carry(initiator, other)
+    store(other)
+    (event,) = carry(other, initiator)
+    for number in range(1, 4):
+        initiator.offer(number, 10)
+    initiator.offer(4, 10, Content.ERROR)
+    initiator.deleted(event)
+    assert unpack(initiator.save()).base == 4

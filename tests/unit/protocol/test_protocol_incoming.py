@@ -310,3 +310,21 @@ def test_messages_kept_too_far_ahead_are_found() -> None:
     kept = Kept(1, (0, 1), 1_000_000, Content.DATA)
     assert impossible(5, {20: kept, 5: kept, 7: kept, 6: kept, 8: kept, 9: kept, 5 + 16_384: kept}) == [20, 5 + 16_384]
     assert impossible(5, {5 + 16_384: kept._replace(size=1)}) == [5 + 16_384]
+
+
+def test_nothing_is_left_of_forgotten_messages() -> None:
+    into = incoming()
+    arrive_whole(into, 0)
+    arrive_whole(into, 2, END)
+    into.arrived(1, 0, 2, data())
+    commit(into)
+    into.forget_kept()
+    for progress in (into.stored, into.seen):
+        assert (progress.next, progress.final, progress.kept, progress.held) == (1, None, {}, 0)
+    assert into.begun is None
+    arrive_whole(into, 1)
+    arrive_whole(into, 2, END)
+    assert commit(into).reached == 3
+    assert into.stored.is_closed
+    into.forget_kept()
+    assert into.stored.is_closed

@@ -191,3 +191,39 @@ def test_the_accounts_are_the_sum_of_kept_messages(taken: list[tuple[str, int, i
         accounts = {whose: (a.shared, a.reserved, len(a.waiting)) for whose, a in messages._accounts.items()}
         assert accounts == {whose: (shared[whose], reserved[whose], waiting[whose]) for whose, _ in kept.values()}
         assert all(waiting[whose] == 0 or reserved[whose] > 0 for whose in accounts)
+
+
+IDLE_S, IDLE_FULL_S = LIMITS.unfinished_idle, LIMITS.unfinished_idle_full
+
+
+@pytest.mark.parametrize(
+    ("begun", "timeout"),
+    [
+        (opening_of(100, fragments=6), IDLE_S),
+        (opening_of(100, fragments=6, number=3), IDLE_S),
+        (opening_of(ahead=100, number=3), IDLE_S),
+        (opening_of(ahead=100), IDLE_FULL_S),  # an opening that lacks its first message
+    ],
+)
+def test_each_kind_of_idle_messages_has_its_timeout(begun: Begun, timeout: float) -> None:
+    messages = UnfinishedMessages(LIMITS, BUDGETS)
+    messages.note(SHOP, conversation(1), begun, 0.0)
+    assert messages.idle(timeout - 1) == []
+    assert messages.idle(timeout) == [conversation(1)]
+
+
+def test_a_peer_that_has_used_up_its_openings_is_searched_sooner() -> None:
+    budgets = Budgets(Budget(unfinished_bytes=QUOTA_BYTES, openings=2))
+    messages = UnfinishedMessages(LIMITS, budgets)
+    messages.note(SHOP, conversation(1), opening_of(10, fragments=1), 0.0)
+    assert messages.has_room(SHOP, 0)
+    assert not messages.has_room(SHOP, 1)
+    assert messages.idle(IDLE_FULL_S) == []
+    messages.note(SHOP, conversation(2), opening_of(10, fragments=1), 0.0)
+    messages.note(MALLORY, conversation(3), opening_of(10, fragments=1), 0.0)
+    assert not messages.has_room(SHOP, 0)
+    assert messages.has_room(MALLORY, 0)
+    assert messages.idle(IDLE_FULL_S - 1) == []
+    assert messages.idle(IDLE_FULL_S) == [conversation(1), conversation(2)]
+    messages.note(SHOP, conversation(2), opening_of(10, fragments=1, number=1), 0.0)  # its first message was delivered
+    assert messages.idle(IDLE_FULL_S) == []
