@@ -56,7 +56,7 @@ COMMANDS = {
     "status": CommandSource(
         "status",
         "status",
-        "Show every queue: its services, how many messages wait, since when, and its conversations by state.",
+        "Show every queue: whether it is ON, its messages and dead letters, and its conversations by state.",
     ),
     "check": CommandSource(
         "instance",

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from servicebroker.cli.output import line, say
+from servicebroker.model.states import STATE_WORDS
 from servicebroker.model.wording import cleaned
 from servicebroker.overriding import override
 
@@ -65,8 +66,8 @@ def state(text: str, kind: str | None = None) -> Text:
 
 
 def states(counts: Mapping[str, int]) -> Text:
-    """Return the number of conversations in each state, each in its colour."""
-    return Text("  ").join(state(f"{name} {count:,}", name) for name, count in counts.items())
+    """Return the number of conversations in each state, in words, each in its colour."""
+    return Text(", ").join(state(f"{count:,} {STATE_WORDS[name]}", name) for name, count in counts.items())
 
 
 def say_state(subject: str, kind: str, rest: str) -> None:

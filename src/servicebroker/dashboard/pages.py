@@ -150,11 +150,9 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
         instance = reader.begin()
         facts = gather(instance, is_quick=True)
         links: list[Any] = []
-        dead_letters = 0
         history: RateHistory | None = None
         if instance.engine is not RestrictedVerbs:
             links = instance.query("links to peers", dashboard_queries.links(), links)
-            dead_letters = instance.query("dead letters", dashboard_queries.count_dead_letters(), 0)
             history = instance.query("the history", total_history(*_span(facts.now, fields)), history)
         rates_in, rates_out = instance.query("rates", _rates(observed, instance), ({}, {}))
         findings = [*reader.access, *judge_instance(instance, facts)]
@@ -175,7 +173,7 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
             sum(not queue.is_on for queue in facts.queues),
             sum(queue.readers + queue.holders for queue in facts.queues),
             len(links),
-            dead_letters,
+            sum(of_queue.letters for of_queue in facts.dead_letters),
             history,
         )
 

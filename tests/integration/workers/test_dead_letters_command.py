@@ -71,6 +71,24 @@ def test_the_list_has_filters_pages_and_groups(database: sb.Database, run: Run, 
     assert run("list", "--queue", ORDERS_QUEUE) == run("list", "--grouped", "--queue", ORDERS_QUEUE)
 
 
+def test_doctor_and_status_report_dead_letters_and_a_queue_that_is_off(
+    database: sb.Database, letters: list[int]
+) -> None:
+    database.alter_queue(STOCK_QUEUE, status=False)
+
+    def output_of(name: str, *options: str) -> str:
+        arguments = [name, "--instance", database.instance.url, *options]
+        return CliRunner().invoke(command, arguments, env={"COLUMNS": "200"}).output
+
+    assert f"queue {database.name}.dbo.{STOCK_QUEUE}: 4 dead letters, the newest since " in output_of("doctor")
+    queues = json.loads(output_of("status", "--json"))["queues"]
+    (queue,) = (row for row in queues if (row["database"], row["queue"]) == (database.name, f"dbo.{STOCK_QUEUE}"))
+    assert (queue["dead_letters"], queue["is_on"]) == (4, False)
+    (row,) = (row for row in output_of("status").splitlines() if f"{database.name}.dbo.{STOCK_QUEUE} " in row)
+    assert row.split()[1] == "OFF"
+    assert row.split()[-3:] == ["4", "1", "conversing"]
+
+
 def test_one_several_and_all_are_replayed(
     database: sb.Database, run: Run, letters: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ from servicebroker.engine.diagnosis.findings import UNEXPLAINED_WAIT, Finding, S
 from servicebroker.engine.diagnosis.judgement import judge, judge_failed_queries, judge_schema
 from servicebroker.engine.diagnosis.peer_findings import INCIDENT_AGE, UNFINISHED_IDLE
 from servicebroker.engine.diagnosis.publications import BlockingPublication
-from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, DeadLettersOfQueue, ProcessStatus
 from servicebroker.engine.diagnosis.queue_findings import judge_queue
 from servicebroker.engine.diagnosis.server_findings import (
     STANDBY_WAIT,
@@ -425,7 +425,7 @@ def test_findings_of_an_instance(changes: dict[str, Any], words: list[str]) -> N
         ({"is_activated": True}, ["without a procedure", "PROCEDURE_NAME"]),
         ({"is_activated": True, "procedure": "p", "max_readers": 0}, ["MAX_QUEUE_READERS = 0"]),
         ({"is_activated": True, "procedure": "p", "max_readers": 1}, ["Nobody runs its activation procedure p"]),
-        ({"failing": 2}, ["2 messages have failed", "poison list"]),
+        ({"failing": 2}, ["2 messages have failed and wait", "poison list"]),
         ({"messages": 9, "oldest": AGO}, ["Nobody receives: 9 messages, the oldest for 10 minutes"]),
         ({"messages": 9, "oldest": NOW - timedelta(seconds=11)}, ["Nobody receives: 9 messages"]),
         ({"messages": 9, "oldest": AGO, "readers": 2}, ["2 readers wait and take nothing of 9 messages", "hangs"]),
@@ -435,6 +435,32 @@ def test_findings_of_a_queue(changes: dict[str, Any], words: list[str]) -> None:
     (text,) = of_queue(**changes)
     assert text.startswith("queue Shop.dbo.Q: ")
     assert [word for word in words if word not in text] == []
+
+
+def test_a_failed_message_does_not_hide_that_nobody_reads_its_queue() -> None:
+    unread, failing = judge_queue(QUEUE._replace(messages=125, oldest=AGO, failing=1), NOW)
+    assert (unread.severity, failing.severity) == (Severity.TROUBLE, Severity.WARNING)
+    assert unread.problem == "Nobody receives: 125 messages, the oldest for 10 minutes."
+    assert failing.problem == "1 message has failed, and nobody tries it again."
+
+
+@pytest.mark.parametrize("reader", [{"readers": 1}, {"holders": 1}, {"is_piped": True}, STUCK])
+def test_a_failed_message_explains_why_a_reader_takes_nothing(reader: dict[str, Any]) -> None:
+    (failing,) = judge_queue(QUEUE._replace(messages=125, oldest=AGO, failing=1)._replace(**reader), NOW)
+    assert failing.problem == "1 message has failed and waits for its next try."
+
+
+def test_dead_letters_are_a_warning() -> None:
+    letters = DeadLettersOfQueue(1, "Shop", "dbo.Q", 2, NOW - timedelta(minutes=3), "KeyError: 'jug'")
+    (finding,) = judge(WELL._replace(dead_letters=[letters]))
+    assert finding.severity == Severity.WARNING
+    assert (finding.subject, finding.problem) == (
+        "queue Shop.dbo.Q",
+        "2 dead letters, the newest since 3 minutes: KeyError: *",
+    )
+    assert finding.advice.startswith("servicebroker dead-letters list --database Shop ")
+    (cut,) = judge(WELL._replace(dead_letters=[letters._replace(letters=COUNT_LIMIT, newest=NOW + timedelta(1))]))
+    assert cut.problem == f"At least {COUNT_LIMIT:,} dead letters, the newest since 0 seconds: KeyError: *"
 
 
 OLD_COPY = OldCopyFacts("Shop", UUID(int=1), "far", True, "//far", 1, AGO, "x")

@@ -12,7 +12,7 @@ from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, finite, span
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.printable_text import blocks
-from servicebroker.cli.tables import Listing, Terminal, states
+from servicebroker.cli.tables import Listing, Terminal, state, states
 from servicebroker.engine.diagnosis.history import RateHistory, queue_histories
 from servicebroker.engine.diagnosis.peer_findings import megabytes, peer_with
 from servicebroker.engine.diagnosis.queue_counts import (
@@ -63,7 +63,7 @@ def status(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
+    """Show every queue: whether it is ON, its messages and dead letters, and its conversations by state."""
     with diagnose(instance, "servicebroker status") as opened:
         while True:
             if statements:
@@ -111,14 +111,18 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
         say_json(document)
         return
     table = Listing(
-        *("queue", "services", "messages", "oldest", "conversations"), right=(2, 3), title=f"Queues of {instance}"
+        *("queue", "state", "services", "messages", "oldest", "dead letters", "conversations"),
+        right=(3, 4, 5),
+        title=f"Queues of {instance}",
     )
     for queue in queues:
         table.row(
             f"{queue.database}.{queue.queue}",
+            state("ON" if queue.is_on else "OFF"),
             _shorten_services(queue.services),
-            f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
+            _amount(queue.messages),
             _age(queue.oldest, now),
+            state(_amount(queue.dead_letters), "warning") if queue.dead_letters else "",
             states(queue.conversations),
         )
     if queues:
@@ -222,6 +226,11 @@ def _show_history(histories: dict[tuple[str, str], RateHistory], *, as_json: boo
         name = f"{database}.{queue}" if queue else "(transmission queue)"
         table.row(name, f"{added:,}", f"{removed:,}", f"{peak:,}", blocks(history.rates_in))
     Terminal().print(table)
+
+
+def _amount(count: int) -> str:
+    """Return a count in words that stops at COUNT_LIMIT."""
+    return f"over {COUNT_LIMIT:,}" if count >= COUNT_LIMIT else f"{count:,}"
 
 
 def _shorten_services(services: list[str]) -> list[str]:

@@ -491,15 +491,6 @@ _DEAD_LETTERS = (  # parameters $1 to $5: the fields of a DeadLetterFilter; $6: 
 )
 
 
-def count_dead_letters() -> Steps[int]:
-    """Return the number of dead letters, up to COUNT_LIMIT."""
-    rows = yield Statement(
-        "dashboard_queries.count_dead_letters",
-        f"select count(*) from (select from servicebroker.set_aside_messages limit {COUNT_LIMIT}) a",
-    )
-    return int(rows[0][0])
-
-
 def dead_letter_groups(chosen: DeadLetterFilter) -> Steps[list[DeadLetterKind]]:
     """Return dead letters grouped by queue, message type and kind of error, the group with the latest one first."""
     rows = yield Statement(

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.diagnosis.publications import BlockingPublication
-from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
+from servicebroker.engine.diagnosis.queue_counts import DeadLettersOfQueue, ProcessStatus
 from servicebroker.engine.diagnosis.tds_clients import TdsRefusalCount, TdsServerStatus
 from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
@@ -277,6 +277,7 @@ class Facts(NamedTuple):
     table_locks: Sequence[TableLockFacts] = ()
     tds_servers: Sequence[TdsServerStatus] = ()
     tds_refusals: Sequence[TdsRefusalCount] = ()
+    dead_letters: Sequence[DeadLettersOfQueue] = ()
 
 
 class ConversationFacts(NamedTuple):

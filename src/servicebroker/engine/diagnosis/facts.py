@@ -34,7 +34,13 @@ from servicebroker.engine.diagnosis.fact_types import (
     WaitFacts,
 )
 from servicebroker.engine.diagnosis.publications import find_blocking
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, limit_for, processes, queue_depths
+from servicebroker.engine.diagnosis.queue_counts import (
+    COUNT_LIMIT,
+    dead_letters_by_queue,
+    limit_for,
+    processes,
+    queue_depths,
+)
 from servicebroker.engine.diagnosis.tds_clients import tds_refusals, tds_servers
 from servicebroker.engine.diagnosis.worker_limits import find_worker_limits
 from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
@@ -97,6 +103,7 @@ def fact_queries(*, is_quick: bool = False) -> list[FactQuery]:
         FactQuery("other roles and sessions", _read_neighbours),
         FactQuery("databases", _read_databases),
         FactQuery("queues", read_queues),
+        FactQuery("dead letters", _read_dead_letters),
         FactQuery("messages that wait", _read_waits),
         FactQuery("certificates", _read_certificates),
         FactQuery("the network", _read_network),
@@ -161,6 +168,10 @@ def _read_neighbours(facts: Facts) -> Steps[Facts]:
 def _read_databases(facts: Facts) -> Steps[Facts]:
     disabled = yield SQL("read_databases")
     return facts._replace(disabled=[name for (name,) in disabled])
+
+
+def _read_dead_letters(facts: Facts) -> Steps[Facts]:
+    return facts._replace(dead_letters=(yield from dead_letters_by_queue()))
 
 
 def _read_waits(facts: Facts) -> Steps[Facts]:

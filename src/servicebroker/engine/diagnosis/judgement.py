@@ -16,7 +16,13 @@ from servicebroker.engine.diagnosis.peer_findings import (
     judge_refusals,
     judge_unfinished,
 )
-from servicebroker.engine.diagnosis.queue_findings import judge_disabled, judge_late, judge_queue, judge_waits
+from servicebroker.engine.diagnosis.queue_findings import (
+    judge_dead_letters_of_queues,
+    judge_disabled,
+    judge_late,
+    judge_queue,
+    judge_waits,
+)
 from servicebroker.engine.diagnosis.server_findings import judge_commits, judge_publications, judge_settings
 from servicebroker.engine.diagnosis.session_findings import judge_neighbours, judge_sessions, judge_table_locks
 from servicebroker.model.schema_difference import SchemaDifference
@@ -32,6 +38,7 @@ def judge(facts: Facts) -> list[Finding]:
         *_definitions(facts),
         *judge_disabled(facts.disabled),
         *(finding for queue in facts.queues for finding in judge_queue(queue, now)),
+        *judge_dead_letters_of_queues(facts.dead_letters, now),
         *judge_waits(facts),
         *judge_network(facts),
         *judge_clocks(facts.clocks, now),

@@ -25,7 +25,7 @@ QUEUES_PER_STATEMENT = 100  # queues read by one statement
 class QueueStatus(NamedTuple):
     """One queue. `messages` is counted up to COUNT_LIMIT; `conversations` has the number of endpoints by state.
 
-    `limits` are those of all its workers together.
+    `limits` are those of all its workers together. `is_on` is its STATUS. `dead_letters` are counted up to COUNT_LIMIT.
     """
 
     database: str
@@ -35,6 +35,22 @@ class QueueStatus(NamedTuple):
     oldest: datetime | None
     conversations: dict[str, int]
     limits: WorkerLimits | None = None
+    is_on: bool = True
+    dead_letters: int = 0
+
+
+class DeadLettersOfQueue(NamedTuple):
+    """The dead letters of one queue. `newest` and `error`: the time and the first line of the error of the latest.
+
+    All queues together are counted up to COUNT_LIMIT, the latest dead letters first.
+    """
+
+    queue_id: int
+    database: str
+    queue: str
+    letters: int
+    newest: datetime
+    error: str
 
 
 class Backlog(NamedTuple):
@@ -63,21 +79,30 @@ def transmission_status() -> Steps[Backlog]:
 def queue_statuses() -> Steps[list[QueueStatus]]:
     """Return every queue of the instance, by database and name; built-in queues only if they have messages."""
     queues = yield SQL("queue_statuses.find_queues")
-    depths = yield from queue_depths(queue_id for _, _, queue_id, _ in queues)
+    depths = yield from queue_depths(queue_id for _, _, queue_id, *_ in queues)
     states = yield SQL("queue_statuses.count_endpoints")
     conversations: dict[int, dict[str, int]] = {}
     for queue_id, state, count in states:
         conversations.setdefault(queue_id, {})[state] = count
     limits = yield from find_worker_limits()
+    dead_letters = {of_queue.queue_id: of_queue.letters for of_queue in (yield from dead_letters_by_queue())}
     return [
         QueueStatus(
             *(database, queue, list(services), *depths[queue_id][:2]),
             conversations.get(queue_id, {}),
             limits.get(queue_id),
+            is_on,
+            dead_letters.get(queue_id, 0),
         )
-        for database, queue, queue_id, services in queues
+        for database, queue, queue_id, services, is_on in queues
         if queue_id >= names.FIRST_USER_ID or depths[queue_id].messages
     ]
+
+
+def dead_letters_by_queue() -> Steps[list[DeadLettersOfQueue]]:
+    """Return the number of dead letters and the latest one of each queue that has some, by database and queue."""
+    rows = yield SQL("dead_letters_by_queue", (COUNT_LIMIT,))
+    return [DeadLettersOfQueue(*row) for row in rows]
 
 
 class Depth(NamedTuple):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.delivery.opening import NO_TRANSPORT
 from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, Facts, QueueFacts, WaitFacts
 from servicebroker.engine.diagnosis.findings import NO_REASON, UNEXPLAINED_WAIT, Finding, Remedy, Severity, duration
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, DeadLettersOfQueue
 from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
+from servicebroker.model.poison import error_kind
 from servicebroker.model.remedies import after_status
 from servicebroker.model.wording import about_instance, counted
 
@@ -43,23 +45,35 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             "Nobody sends its event notifications for QUEUE_ACTIVATION.",
             "Start servicebroker serve, or activate in your own process.",
         )
+    if queue.limits is not None:
+        yield from _limited_queue(queue, queue.limits, now)
+    unread = list(_unread_messages(queue, now))
+    yield from unread
     if queue.failing:
+        next_try = (
+            ("message has failed, and nobody tries it again.", "messages have failed, and nobody tries them again.")
+            if unread and not queue.readers
+            else ("message has failed and waits for its next try.", "messages have failed and wait for their next try.")
+        )
         yield Finding(
             subject,
-            counted(
-                queue.failing,
-                "message has failed and waits for its next try.",
-                "messages have failed and wait for their next try.",
-            ),
+            counted(queue.failing, *next_try),
             "servicebroker poison list shows them and their errors; poison retry tries them now.",
             Severity.WARNING,
             (Remedy("retry", queue.name),),
         )
-    if queue.limits is not None:
-        yield from _limited_queue(queue, queue.limits, now)
+
+
+def _unread_messages(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
+    """Report messages that have waited for a while in a queue that is on, and why they are not received.
+
+    A failed message that waits for its next try explains why a reader takes nothing, or why activation starts none. It
+    does not explain why nobody reads the queue.
+    """
     is_limited = queue.limits is not None and (queue.limits.are_slots_taken or queue.limits.is_rate_used(now))
-    watched = queue.holders or queue.is_piped or queue.failing or queue.is_for_callers or is_limited
-    if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > UNEXPLAINED_WAIT:
+    is_retrying = queue.failing and (queue.readers or queue.is_activated or queue.notifies)
+    is_explained = queue.holders or queue.is_piped or queue.is_for_callers or is_limited or is_retrying
+    if queue.is_on and not is_explained and queue.oldest is not None and now - queue.oldest > UNEXPLAINED_WAIT:
         yield from _unread(
             queue, f"{counted(queue.messages, 'message')}, the oldest for {duration(now - queue.oldest)}", now
         )
@@ -130,6 +144,20 @@ def judge_disabled(databases: Iterable[str]) -> Iterator[Finding]:
     """Report databases whose broker is disabled."""
     for name in databases:
         yield _disabled_queue(name)
+
+
+def judge_dead_letters_of_queues(queues: Iterable[DeadLettersOfQueue], now: datetime) -> Iterator[Finding]:
+    """Report dead letters: nothing processes them until an operator replays or discards them."""
+    for of_queue in queues:
+        letters = counted(of_queue.letters, "dead letter")
+        yield Finding(
+            f"queue {of_queue.database}.{of_queue.queue}",
+            f"{f'At least {letters}' if of_queue.letters >= COUNT_LIMIT else letters}, "
+            f"the newest since {duration(max(now - of_queue.newest, timedelta()))}: {error_kind(of_queue.error)}",
+            f"servicebroker dead-letters list --database {of_queue.database} shows them; mend the cause, then "
+            "dead-letters replay or discard.",
+            Severity.WARNING,
+        )
 
 
 def judge_waits(facts: Facts) -> Iterator[Finding]:
