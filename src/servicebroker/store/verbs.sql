@@ -30,25 +30,35 @@ begin
     return null;
 end $$;
 
--- Refuse writes into a READ_ONLY database (engine/catalog/read_only.py).
+-- Refuse writes into a READ_ONLY database (engine/catalog/read_only.py). An endpoint has columns about its peer, which
+-- the verbs of the peer's database write: those must not fail, and neither must the maintenance of all databases.
 create or replace function servicebroker.refuse_read_only() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    of_peer constant text[] := '{far_handle,far_queue_id,far_group_id,receive_sequence,last_stamp}';
 begin
+    if tg_table_name = 'conversation_endpoints' and tg_level = 'ROW' and tg_op = 'UPDATE' then
+        if to_jsonb(old) - of_peer = to_jsonb(new) - of_peer then
+            return null;
+        end if;
+    end if;
     perform servicebroker.refuse(3906, tg_argv[0]);
     return null;
 end $$;
 
 -- Create the triggers that refuse writes into a database, or drop them. Tables of the database and of its queues get
--- statement triggers; tables that all databases share get row triggers for the rows of this database.
+-- statement triggers; tables that all databases share get row triggers for the rows of this database. A row trigger also
+-- refuses an INSERT into a queue: SEND and END on the other side begin with one that inserts nothing, and then wait.
 create or replace function servicebroker.guard_read_only(
     database integer, name text, dbo text, shared text[], guarded boolean
 ) returns void language plpgsql as $$
 declare
     own text;
+    is_queue boolean;
     trigger_name text := 'read_only_' || database;
 begin
-    for own in
-        select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    for own, is_queue in
+        select c.oid::regclass::text, n.nspname = 'servicebroker' from pg_class c join pg_namespace n on n.oid = c.relnamespace
          where c.relkind in ('r', 'p')
            and (n.nspname = dbo
                 or n.nspname in (select s.postgres_schema from servicebroker.tsql_schemas s where s.database_id = database)
@@ -56,8 +66,13 @@ begin
                    and c.relname in (select 'queue_' || q.queue_id from servicebroker.queues q where q.database_id = database))
          order by c.oid
     loop
-        execute format('drop trigger if exists %I on %s', trigger_name, own);
-        if guarded then
+        execute format('drop trigger if exists %1$I on %2$s; drop trigger if exists %1$s_new on %2$s', trigger_name, own);
+        if guarded and is_queue then
+            execute format('create trigger %1$I before update or delete on %2$s for each statement '
+                           'execute function servicebroker.refuse_read_only(%3$L); '
+                           'create trigger %1$s_new before insert on %2$s for each row '
+                           'execute function servicebroker.refuse_read_only(%3$L)', trigger_name, own, name);
+        elsif guarded then
             execute format('create trigger %I before insert or update or delete on %s for each statement '
                            'execute function servicebroker.refuse_read_only(%L)', trigger_name, own, name);
         end if;

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from remote_support import Pair, Site, open_conversation
+from remote_support import Pair, Site, begin, open_conversation
 from servicebroker.api.maintenance import run_maintenance
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.delivery.transmission import deliver_left_over
@@ -54,6 +54,29 @@ def test_a_disabled_broker_neither_sends_nor_receives(pair: Pair) -> None:
     assert waiting_messages(pair.west.database) == 0
     assert pair.west.database.get_transmission_status(handle) == ""
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["message", "end"])
+def test_what_arrives_for_a_read_only_database_waits(pair: Pair, ends: bool) -> None:
+    """An acknowledgement is under way when the sender's database becomes READ_ONLY: rounds for others go on."""
+    handle = begin(pair, 2)
+    if ends:
+        pair.west.database.end_conversation(handle)
+    pair.west.round([])
+    pair.east.round(list(pair.west.out.frames))
+    pair.west.out.frames.clear()
+    pair.west.database.alter(read_only=True, rollback_after=0)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == (3 if ends else 2)
+    other = pair.west.instance.database("Other", create=True)
+    run_maintenance(pair.west.connection, pair.west.clock())
+    pair.west.database.alter(read_only=False)
+    pair.pass_time(70)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    assert state(pair.west.database, handle) == (None if ends else "CO")
+    assert bodies(pair.east.database.receive(STOCK_QUEUE))[:2] == [b"0", b"1"]
+    assert other.database_id
 
 
 @pytest.mark.feature(138)

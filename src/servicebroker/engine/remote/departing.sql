@@ -13,8 +13,11 @@ select token from servicebroker.transmission_queue
 where conversation_handle = $1 and message_sequence_number = $2
 
 -- name: acknowledge.lock
-select conversation_handle, is_acknowledged, state = 'DO' from servicebroker.conversation_endpoints
-where conversation_handle = any ($1) for key share skip locked
+-- a READ_ONLY database takes acknowledgements when it is READ_WRITE again
+select conversation_handle, is_acknowledged, state = 'DO' from servicebroker.conversation_endpoints e
+where conversation_handle = any ($1)
+and not exists (select from servicebroker.databases d where d.database_id = e.database_id and d.is_read_only)
+for key share of e skip locked
 
 -- name: acknowledge.note
 update servicebroker.conversation_endpoints

@@ -7,7 +7,9 @@ pg_try_advisory_xact_lock($2, 0)
 -- as `lock_delivery`
 from servicebroker.route_requests r
 left join servicebroker.conversation_endpoints e using (conversation_handle)
-where r.answered is null and coalesce(e.state, 'CD') not in ('SO', 'CO') for update of r skip locked
+where r.answered is null and coalesce(e.state, 'CD') not in ('SO', 'CO')
+and not exists (select from servicebroker.databases d where d.database_id = r.database_id and d.is_read_only)
+for update of r skip locked
 
 -- name: take_route_answers.note_answer
 update servicebroker.route_requests r set answered = $2, was_useless = not conversation_handle = any ($3)

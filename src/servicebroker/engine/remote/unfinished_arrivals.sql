@@ -16,6 +16,7 @@ and t.is_from_initiator = not e.is_initiator and t.message_sequence_number >= co
 with gone as (delete from servicebroker.conversation_endpoints where conversation_handle = any (array(
   select e.conversation_handle from servicebroker.conversation_endpoints e
   where e.conversation_handle = any ($1) and e.state = $2 and not e.is_initiator and e.is_remote
+  and not exists (select from servicebroker.databases d where d.database_id = e.database_id and d.is_read_only)
   and not exists (select from servicebroker.arrivals a
     where a.conversation_handle = e.conversation_handle and a.receive_sequence > 0)
   and not exists (select from servicebroker.arrived_fragments f where f.conversation_handle = e.conversation_handle)
@@ -30,5 +31,6 @@ select conversation_handle from gone
 select a.conversation_handle from servicebroker.arrivals a
 join servicebroker.conversation_endpoints e using (conversation_handle)
 where a.opened_at < $1 and a.receive_sequence = 0 and e.state = $2 and not e.is_initiator and e.is_remote
+and not exists (select from servicebroker.databases d where d.database_id = e.database_id and d.is_read_only)
 and not exists (select from servicebroker.arrived_fragments f where f.conversation_handle = a.conversation_handle)
 order by a.opened_at limit $3
