@@ -6,7 +6,7 @@ pytest loads them wherever servicebroker is installed. A fixture of a test suite
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -18,12 +18,26 @@ if TYPE_CHECKING:
     from servicebroker.testing import Clock, Database, Instance
 
 
+class RunWorkerOnce(Protocol):
+    """Runs a worker for one RECEIVE, and returns the number of messages."""
+
+    def __call__(self, worker: Worker, *, database: Database | None = None) -> int:
+        """Run the worker on its queue in `database`, by default that of the fixture."""
+        ...
+
+
 @pytest.fixture
-def broker() -> Iterator[Instance]:
-    """An instance in memory, new for each test."""
+def broker_connect() -> Callable[[], Any] | None:
+    """The function that opens `tx.connection` for each transaction of `broker`. None until a test suite replaces it."""
+    return None
+
+
+@pytest.fixture
+def broker(broker_connect: Callable[[], Any] | None) -> Iterator[Instance]:
+    """An instance in memory, new for each test. Its connections to the application's tables are of `broker_connect`."""
     from servicebroker import testing  # here: runs of other packages do not need it
 
-    with testing.open() as instance:
+    with testing.open(connect=broker_connect) as instance:
         yield instance
 
 
@@ -40,12 +54,17 @@ def clock(broker: Instance) -> Clock:
 
 
 @pytest.fixture
-def run_worker_once(database: Database) -> Callable[[Worker], int]:
-    """A function that runs a worker for one RECEIVE from its queue in `database`, and returns the number of messages.
+def run_worker_once(request: pytest.FixtureRequest) -> RunWorkerOnce:
+    """A function that runs a worker for one RECEIVE from its queue, and returns the number of messages.
 
-    The worker's policy handles failures. A message that waits for its retry is not received.
+    The queue is one of the fixture `database`, or of the argument `database=`. The worker's policy handles failures. A
+    message that waits for its retry is not received.
     """
-    return database.run_worker_once
+
+    def run(worker: Worker, *, database: Database | None = None) -> int:
+        return (database or request.getfixturevalue("database")).run_worker_once(worker)
+
+    return run
 
 
 @pytest.fixture

@@ -24,12 +24,13 @@ from servicebroker.model.arguments import (
     check_error_code,
     check_wait,
 )
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import BodyError, BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import counted, safe_text, short_repr
 
 MAX_ROLLBACKS = 5  # rollbacks
 MAX_BACKOFF_S = 60.0  # seconds between two tries that come ever later
+UNANSWERABLE = {8426, 8429}  # errors of SEND: no such conversation; the other side has ended it, or it has failed
 _MAX_PENDING = 10_000  # transactions
 _MAX_DOUBLINGS = 60  # of a pause; more would only be a larger number
 MAXIMUM_PAUSE_S = 3_155_760_000.0  # between two tries: a hundred years
@@ -110,6 +111,7 @@ class Failure:
         first_failed_at: the time of the first failure (UTC).
         first_error: the text of the first failure.
         now: the time of this failure (UTC).
+        is_permanent: True if no retry can succeed: the body cannot be decoded, or the conversation is over (8429).
     """
 
     message: Message
@@ -118,6 +120,12 @@ class Failure:
     first_failed_at: datetime
     first_error: str
     now: datetime
+
+    @property
+    def is_permanent(self) -> bool:
+        """True if no retry can succeed: the body cannot be decoded, or the conversation is over (8426, 8429)."""
+        error = self.error
+        return isinstance(error, BodyError) or (isinstance(error, BrokerError) and error.number in UNANSWERABLE)
 
 
 @dataclass(frozen=True)
@@ -253,14 +261,15 @@ def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: f
     """Return the retry policy that retries a message and, after more than `failures` failures, returns `verdict`.
 
     The default verdict is END CONVERSATION WITH ERROR 500. The first retry comes after `pause` seconds, and each pause
-    is twice the one before, at most a minute. With 0 all retries are immediate.
+    is twice the one before, at most a minute. With 0 all retries are immediate. A failure that no retry can cure
+    (`Failure.is_permanent`) gets the verdict at once.
     """
     check_count("failures", failures)
     check_wait(pause)
     last = EndWithError() if verdict is None else checked_verdict(verdict)
 
     def judge(failure: Failure) -> Verdict:
-        if failure.count > failures:
+        if failure.count > failures or failure.is_permanent:
             return last
         return Retry(min(pause * 2.0 ** min(failure.count - 1, _MAX_DOUBLINGS), max(pause, MAX_BACKOFF_S)))
 

@@ -16,7 +16,7 @@ from servicebroker.model.arguments import (
     check_switch,
     messages_per_second,
 )
-from servicebroker.model.errors import BodyError, BrokerError, InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_parameters
 from servicebroker.model.handlers.schedules import Missed, Schedule, name_of
 from servicebroker.model.handlers.typed import Handler, Middleware
@@ -27,19 +27,12 @@ from servicebroker.model.wording import short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-UNANSWERABLE = {
-    8426,
-    8429,
-}  # error numbers: the conversation does not exist, was ended by the other side, or has failed
-
 _OTHERS = ""  # the key of the handler of all other types
 
 
 def by_default(failure: Failure) -> Verdict:
     """Retry five times, after 1, 2, 4, 8 and 16 seconds, then keep a dead letter. If no retry can help, skip them."""
-    error = failure.error
-    cannot_be_answered = isinstance(error, BrokerError) and error.number in UNANSWERABLE
-    return SetAside() if cannot_be_answered or isinstance(error, BodyError) else _patient(failure)
+    return _patient(failure)
 
 
 _patient = give_up_after(5, SetAside(), pause=1.0)

@@ -19,6 +19,7 @@ from servicebroker.model.errors import BrokerError, InstanceError, ServiceBroker
 from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
+    UNANSWERABLE,
     DeadLetterGroup,
     EndWithError,
     Failure,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from servicebroker.testing.verbs import Verbs
 
 _LOG = logging.getLogger("servicebroker")
-_UNANSWERABLE = {8426, 8429}  # the conversation does not exist, the other side has ended it, or it has failed
 _OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
 MAX_TRIES_AT_ONCE = 1000  # of one message, while the clock stands still
 
@@ -168,7 +168,7 @@ def _carry_out(transaction: Transaction, failure: Failure, verdict: Verdict) -> 
         try:
             transaction.send(handle, verdict.message_type, verdict.body)
         except BrokerError as refused:
-            if refused.number not in _UNANSWERABLE:
+            if refused.number not in UNANSWERABLE:
                 raise
 
 

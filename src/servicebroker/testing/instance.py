@@ -205,7 +205,8 @@ class Database(Verbs):
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Begin a transaction. The end of the block commits it, an exception rolls it back. Several may be open."""
-        with self.instance._transaction() as session, application_connection(self.instance._connect) as connection:
+        connecting = application_connection(self.instance._connect, self.instance.clock)
+        with self.instance._transaction() as session, connecting as connection:
             transaction = Transaction(self, session, connection)
             try:
                 yield transaction

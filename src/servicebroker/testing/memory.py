@@ -21,6 +21,7 @@ from servicebroker.model.names import END_DIALOG, ERROR, FIRST_USER_ID
 from servicebroker.model.poison import SetAsideMessage
 from servicebroker.model.states import EndpointState
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Queue, Service
+from servicebroker.testing.sqlite import Connection
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -31,12 +32,14 @@ Connect = Callable[[], Any]  # returns a connection for the tables of an applica
 
 
 @contextmanager
-def application_connection(connect: Connect | None) -> Iterator[Any]:
+def application_connection(connect: Connect | None, clock: Callable[[], datetime]) -> Iterator[Any]:
     """Yield a connection for one transaction, which commits or rolls back with the block; None without `connect`."""
     connection = connect() if connect else None
     if connection is None:
         yield None
         return
+    if isinstance(connection, Connection):
+        connection.clock = clock
     try:
         yield connection
         connection.commit()

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import servicebroker.testing
 TESTS = """
 import pytest
 import servicebroker as sb
+from servicebroker import testing
 
 stock = sb.Worker("StockQueue")
 
@@ -71,6 +73,37 @@ def test_a_worker_of_asyncio_is_refused(run_worker_once):
 
     with pytest.raises(sb.BrokerError, match="402"):
         run_worker_once(late)
+
+
+@pytest.fixture
+def broker_connect(tmp_path):
+    connect = testing.sqlite(tmp_path / "test.db")
+    setup = connect()
+    setup.execute("create table if not exists shipments (handle text, ordered_at timestamptz)")
+    setup.commit()
+    return connect
+
+
+def test_rows_of_the_test(broker, database, handle, clock, run_worker_once, broker_connect):
+    shipping = sb.Worker("StockQueue")
+
+    @shipping.on("//shop/Order")
+    def ship(tx, message):
+        tx.connection.execute("insert into shipments values (%s, now())", (message.conversation_handle,))
+
+    database.send(handle, "//shop/Order", b"teapot")
+    own = broker_connect()
+    assert own.execute("select * from shipments").fetchall() == []
+    assert run_worker_once(shipping) == 1
+    clock.jump(hours=1)
+    database.send(handle, "//shop/Order", b"cup")
+    assert run_worker_once(shipping, database=database) == 1
+    assert own.execute("select ordered_at from shipments").fetchall() == [
+        ("2030-01-01 00:00:00+00:00",), ("2030-01-01 01:00:00+00:00",)
+    ]
+    other = broker.database("Other", create=True)
+    with pytest.raises(sb.BrokerError, match="15151"):
+        run_worker_once(shipping, database=other)
 """
 
 
@@ -78,7 +111,7 @@ def test_the_fixtures_are_there_wherever_it_is_installed(tmp_path: Path) -> None
     (tmp_path / "test_shop.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "3 passed" in result.stdout, result.stdout + result.stderr
+    assert "4 passed" in result.stdout, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,5 +153,22 @@ def test_a_connection_is_a_transaction(tmp_path: Path) -> None:
     other.rollback()
     connection.commit()
     assert other.execute("select n from t").fetchall() == [(2,)]
+    connection.close()
+    other.close()
+
+
+def test_a_select_locks_nothing_and_a_write_names_the_remedy(tmp_path: Path) -> None:
+    connect = servicebroker.testing.sqlite(tmp_path / "test.db")
+    connection, other = connect(), connect()
+    connection.execute("create table t (n)")
+    connection.commit()
+    assert connection.execute("select n from t").fetchall() == []
+    other.execute("insert into t values (%s)", (Decimal("1.5"),))
+    other.commit()
+    assert connection.execute("select n from t").fetchall() == [("1.5",)]
+    connection.execute("update t set n = 2")
+    with pytest.raises(sqlite3.OperationalError, match="locked: commit the other connection"):
+        other.execute("update t set n = 3")
+    other.rollback()
     connection.close()
     other.close()

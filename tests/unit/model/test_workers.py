@@ -31,6 +31,14 @@ def test_the_default_policy_does_not_retry_a_permanent_error() -> None:
     assert policy(failure(sb.BrokerError(1205, 1, "lock"), 1)) == sb.Retry(1)
 
 
+@pytest.mark.parametrize("error", [sb.BrokerError(8429, "DI"), sb.BrokerError(8426, "x"), sb.BodyError("no JSON")])
+def test_give_up_after_does_not_retry_a_permanent_error(error: Exception) -> None:
+    assert sb.give_up_after(3, sb.SetAside(), pause=1)(failure(error, 1)) == sb.SetAside()
+    assert sb.give_up_after(3)(failure(error, 1)) == sb.EndWithError()
+    assert failure(error, 1).is_permanent
+    assert not failure(ValueError(), 1).is_permanent
+
+
 def test_a_pause_doubles_up_to_a_minute() -> None:
     policy = sb.give_up_after(1_000_000, pause=10)
     assert [policy(failure(ValueError(), count)).after for count in (1, 2, 3, 4, 9_999)] == [10, 20, 40, 60, 60]

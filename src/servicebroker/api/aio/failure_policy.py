@@ -36,6 +36,7 @@ from servicebroker.model.handlers import as_exception
 from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
+    UNANSWERABLE,
     EndWithError,
     Failure,
     Policy,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
 _LOG = logging.getLogger("servicebroker")
-_UNANSWERABLE = {8426, 8429}  # the conversation does not exist, the other side has ended it, or it has failed
 _DEADLOCK_ERROR = 1205
 _SWEEP_INTERVAL_S = 1.0  # between two sweeps: under light load a reader finds an empty queue after each message
 _MAX_PENDING_FAILURES = 1000  # another reader may have processed their messages, so the oldest are dropped
@@ -336,7 +336,7 @@ async def _reply(transaction: AsyncTransaction, handle: UUID, reply: Reply) -> N
     try:
         await transaction.send(handle, reply.message_type, reply.body)
     except BrokerError as refused:
-        if refused.number not in _UNANSWERABLE:
+        if refused.number not in UNANSWERABLE:
             raise
         _LOG.warning("A failed message is ignored, since its sender cannot be answered: %s", refused)
 
