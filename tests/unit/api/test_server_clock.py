@@ -90,3 +90,14 @@ def test_four_seconds_are_nothing_to_tell() -> None:
     world = World(ahead=4)
     world.update()
     assert world.told == []
+
+
+def test_a_difference_is_taken_once() -> None:
+    world = World(ahead=3600)
+    assert world.clock.take_difference() is None
+    world.update()
+    assert world.clock.take_difference() == timedelta(seconds=3600)
+    assert world.clock.take_difference() is None
+    world.passed += 11
+    world.update()
+    assert world.clock.take_difference() == timedelta(seconds=3600)  # for another of the processes

@@ -262,3 +262,24 @@ def test_a_restarted_relay_hears_of_no_link_that_was_lost_before(world: World) -
     world.inbox.put(Unreached(address, "refused"))  # the last event of each link and address
     world.inbox.put(Reached(address))
     assert world.inbox.take(10) == [events[0], Reached(address)]
+
+
+def test_events_come_in_the_order_of_their_last_occurrence(world: World) -> None:
+    here, there, link = Address("here", 4022), Address("there", 4022), OwnedLink("shop")
+    events = [Unreached(here, "refused"), Lost(link, "cut"), Reached(there), Reached(here), Unreached(here, "again")]
+    for event in events:
+        world.inbox.put(event)
+    assert world.inbox.take(2_000) == [events[1], events[2], events[4]]
+
+
+def test_only_the_thread_of_the_round_charges_and_counts_waste() -> None:
+    """The call goes to the inboxes of all shares, each of which has a thread of its own."""
+    thread = [1]
+    inbox, link = Inbox(seconds=lambda: 0.0, taker=lambda: thread[0]), OwnedLink("shop")
+    inbox.put(Arrival(link, b"x"))
+    inbox.take(2_000)
+    queue = inbox._peer_queues["shop"]
+    for thread[0], charged in ((2, 0.0), (1, 1.5)):
+        inbox.charge(link, 1.5)
+        inbox.waste(link, 0.5)
+        assert (queue.charged_s, queue.useless_frames) == (charged, charged / 3)

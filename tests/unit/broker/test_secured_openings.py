@@ -400,3 +400,15 @@ def test_a_service_gets_batches_while_all_its_brokers_understand_them() -> None:
     assert not east.security._is_batching(endpoint)
     note(2, (BATCHED,))
     assert east.security._is_batching(endpoint)
+
+
+@pytest.mark.parametrize(("own_clock", "ahead_until"), [(None, None), (0, None), (1, 1)])
+def test_a_clock_ahead_is_noted_of_an_opening_that_is_dated_by_the_receiver_s(
+    own_clock: int | None, ahead_until: int | None
+) -> None:
+    """`own_clock`: seconds beyond the difference that clocks may have."""
+    east = East(WEST, EAST)
+    own = None if own_clock is None else NOW_S + ALLOWANCE_S + own_clock
+    assert judged(east, WEST, Opening("//contract", 100, sealed_at=NOW_S, own_clock=own)) is None
+    expected = [] if ahead_until is None else [(WEST_USER, UUID(int=9), [], NOW_S + 2 * ALLOWANCE_S + ahead_until)]
+    assert east.store.saved == expected

@@ -192,6 +192,14 @@ def test_may_grant_by_its_entries(entries: list[Entry], allowed: bool) -> None:
     assert may_grant(ME, "SEND", SERVICE, entries) is allowed
 
 
+@pytest.mark.parametrize("kind", [kind for kind in OBJECTS if kind not in OF_LOGINS])
+def test_an_owner_has_all_permissions_on_its_object_and_none_on_the_database(kind: Kind) -> None:
+    """The owner of a database is dbo in it. A Securable of a database names no other owner."""
+    on = OBJECTS[kind]._replace(owner_id=APP_ID)
+    for permission in (name for of, name in IMPLIED_BY if of is kind):
+        assert is_allowed(ME, permission, on, []) is (kind is not Kind.DATABASE)
+
+
 def test_an_owner_may_grant() -> None:
     assert may_grant(frozenset({OWNER_ID}), "SEND", SERVICE, [])
     assert may_grant(frozenset({DBO_ID}), "ALTER", DATABASE, [])

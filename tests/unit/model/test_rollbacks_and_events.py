@@ -112,3 +112,18 @@ def test_a_log_handler_that_fails_hides_no_event() -> None:
     finally:
         log.removeHandler(handler)
     assert len(seen_events) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counts", "is_pending"),
+    [("aborted", True, False), ("committed", False, False), ("in progress", False, True), (None, False, False)],
+)
+def test_only_rollbacks_that_are_known_count(outcome: str | None, counts: bool, is_pending: bool) -> None:
+    rollbacks = Rollbacks()
+    for _ in range(poison.MAX_ROLLBACKS - 1):
+        assert rollbacks.rolled_back([QUEUE_ID]) == []
+    rollbacks.received(7, [QUEUE_ID])
+    assert rollbacks.ended({7: outcome}) == ([QUEUE_ID] if counts else [])
+    assert rollbacks.pending() == ([7] if is_pending else [])
+    is_reset = counts or outcome == "committed"
+    assert rollbacks.rolled_back([QUEUE_ID]) == ([] if is_reset else [QUEUE_ID])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from servicebroker.model.handlers.schedules import Schedule
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.handlers.schedules import MAX_NAME, Firing, Schedule, is_of_schedule, name_of, new_group
+from servicebroker.model.messages import Message
+from servicebroker.model.names import DIALOG_TIMER, DIALOG_TIMER_ID, ERROR, ERROR_ID
 from support import refused
 
 
@@ -143,3 +148,45 @@ def _matching_values(text: str, lowest: int, highest: int) -> range:
         return range(lowest, highest + 1, int(text[2:]))
     first, _, last = text.partition("-")
     return range(lowest, highest + 1) if text == "*" else range(int(first), int(last or first) + 1)
+
+
+# ---------------------------------------------------------------- messages of schedules
+
+
+def timer(**changes: Any) -> Message:
+    values = dict.fromkeys(Message._fields) | {
+        "conversation_group_id": new_group(), "message_type_name": DIALOG_TIMER, "message_type_id": DIALOG_TIMER_ID
+    }  # fmt: skip
+    return Message(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_only_a_timer_in_a_group_of_its_own_is_of_a_schedule() -> None:
+    assert is_of_schedule(timer())
+    assert not is_of_schedule(timer(conversation_group_id=uuid4()))
+    assert not is_of_schedule(timer(message_type_name=ERROR, message_type_id=ERROR_ID))
+    groups = {new_group() for _ in range(100)}
+    assert len(groups) == 100
+    assert {group.version for group in groups} == {8}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/New_York"])
+def test_a_handler_gets_the_time_in_utc_or_is_not_called(zone: str) -> None:
+    at = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    message = Firing("nightly", at.astimezone(ZoneInfo(zone))).given(timer())
+    assert message is not None
+    assert message.message_body == b"2026-01-01T12:00:00+00:00"
+    assert Firing("nightly", None).given(timer()) is None  # missed
+
+
+@pytest.mark.parametrize("time", [None, datetime(2026, 1, 1, tzinfo=UTC)])
+def test_a_replayed_turn_keeps_its_time(time: datetime | None) -> None:
+    replayed = timer(message_body=b"2025-12-31T12:00:00+00:00")
+    assert Firing("nightly", time).given(replayed) == replayed
+
+
+@pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1), "a\0b", "\ud800", 7, b"name"])
+def test_no_name_of_a_schedule(name: object) -> None:
+    with pytest.raises(BrokerError, match="a name of 1 to 128 characters"):
+        name_of(name, test_no_name_of_a_schedule)  # type: ignore[arg-type]
+    assert name_of("x" * MAX_NAME, test_no_name_of_a_schedule) == "x" * MAX_NAME
+    assert name_of(None, test_no_name_of_a_schedule) == "test_no_name_of_a_schedule"

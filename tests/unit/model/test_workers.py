@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import servicebroker as sb
+from servicebroker.model.poison import MAXIMUM_PAUSE_S
+from servicebroker.model.workers import ExpectedType
 from support import refused
 
 NOW = datetime.now(UTC)
@@ -86,3 +89,81 @@ def test_a_blocking_handler_is_refused_under_asyncio() -> None:
     worker.check(is_async=False)
     with refused(402, "coroutine functions (async def) here"):
         worker.check(is_async=True)
+
+
+@pytest.mark.parametrize("after", [-0.1, MAXIMUM_PAUSE_S, float("inf"), float("nan"), True, "1", None])
+def test_a_pause_is_a_number_of_seconds(after: Any) -> None:
+    with refused(402, "a number of seconds, 0 or more"):
+        sb.Retry(after)
+    assert [sb.Retry(seconds).after for seconds in (0, 0.5, MAXIMUM_PAUSE_S - 1)] == [0, 0.5, MAXIMUM_PAUSE_S - 1]
+
+
+def test_a_body_that_cannot_be_read_is_not_retried() -> None:
+    assert sb.Worker("Q").poison(failure(sb.BodyError("no JSON"), 1)) == sb.SetAside()
+
+
+@pytest.mark.parametrize(
+    ("groups", "answers_ends", "is_refused"), [(1, True, True), (1, False, False), (2, True, False), (61, False, True)]
+)
+def test_ends_are_answered_for_many_groups(groups: int, answers_ends: bool, is_refused: bool) -> None:
+    def make() -> sb.Worker:
+        return sb.Worker("Q", groups=groups, answers_ends=answers_ends)
+
+    if is_refused:
+        with refused(402):
+            make()
+    else:
+        worker = make()
+        if answers_ends:
+            with refused(402, "with answers_ends the worker answers EndDialog itself"):
+                worker.on(sb.END_DIALOG)(lambda tx, message: None)
+
+
+ORDER, OTHER = "//t/Order", "//t/Other"
+
+
+@pytest.mark.parametrize(
+    ("handled", "message_type", "expected"),
+    [
+        ([ORDER], ORDER, ORDER),
+        ([ORDER, ""], ORDER, ORDER),
+        ([ORDER, ""], OTHER, ""),
+        ([ORDER], OTHER, "refused"),
+        ([ORDER], sb.DIALOG_TIMER, "refused"),
+        ([ORDER, ""], sb.DIALOG_TIMER, ""),
+        ([ORDER], sb.END_DIALOG, None),
+        ([ORDER, ""], sb.END_DIALOG, None),
+        ([ORDER, ""], sb.ERROR, None),
+        ([sb.END_DIALOG], sb.END_DIALOG, sb.END_DIALOG),
+        ([sb.ERROR], sb.ERROR, sb.ERROR),
+    ],
+)
+def test_the_handler_of_a_message(handled: list[str], message_type: str, expected: str | None) -> None:
+    worker = sb.Worker("Q")
+    functions: dict[str, Any] = {name: lambda tx, message: None for name in handled}
+    for name, function in functions.items():
+        (worker.on(name) if name else worker.on())(function)
+    message: Any = SimpleNamespace(
+        message_type_name=message_type,
+        is_end_dialog=message_type == sb.END_DIALOG,
+        is_error=message_type == sb.ERROR,
+    )
+    if expected == "refused":
+        with pytest.raises(sb.InstanceError, match="has no handler for messages of type"):
+            worker.handler_of(message)
+    else:
+        assert worker.handler_of(message) is (None if expected is None else worker._handlers[expected])
+
+
+def test_a_worker_handles_what_initiators_may_send() -> None:
+    expected = [ExpectedType(ORDER, "//t/Contract", "//t/Service")]
+    for handled, is_refused in (([ORDER], False), ([OTHER, ORDER], False), ([OTHER], True), ([OTHER, ""], False)):
+        worker = sb.Worker("Q")
+        for name in handled:
+            (worker.on(name) if name else worker.on())(lambda tx, message: None)
+        worker.check_handles([])
+        if is_refused:
+            with refused(402, f"one without a handler of '{ORDER}'"):
+                worker.check_handles(expected)
+        else:
+            worker.check_handles(expected)
