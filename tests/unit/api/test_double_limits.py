@@ -223,18 +223,21 @@ def test_dead_letters_are_chosen(database: double.Database) -> None:
     ]
 
 
-@pytest.mark.parametrize("ended_by", ["nobody", "initiator", "target", "cleanup"])
+@pytest.mark.parametrize("ended_by", ["nobody", "initiator", "initiator unheard", "target", "cleanup"])
 def test_a_dead_letter_returns_to_its_conversation_while_both_sides_are_open(
     database: double.Database, ended_by: str
 ) -> None:
     number = set_aside(database, b"1")
     (letter,) = database.set_aside_messages()
     (initiator,) = (row["conversation_handle"] for row in database.conversation_endpoints() if row["is_initiator"])
-    if ended_by in ("initiator", "cleanup"):
+    if ended_by == "initiator unheard":  # its EndDialog waits for the queue
+        database.alter_queue(STOCK_QUEUE, status=False)
+    if ended_by not in ("nobody", "target"):
         database.end_conversation(initiator, cleanup=ended_by == "cleanup")
     elif ended_by == "target":
         database.end_conversation(letter.conversation_handle)
     handle = database.replay_message(number, body=b"other")
+    database.alter_queue(STOCK_QUEUE, status=True)
     assert (handle is None) == (ended_by in ("nobody", "cleanup"))  # WITH CLEANUP tells the other side nothing
     found = [message for _ in range(3) for message in database.receive(STOCK_QUEUE, top=None)]
     (replayed,) = [message for message in found if message.body == b"other"]

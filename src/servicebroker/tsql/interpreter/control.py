@@ -297,7 +297,7 @@ def _wait(machine: Machine, statement: WaitForTime) -> None:
     machine.record_success(0)
 
 
-_TIME_PATTERN = re.compile(r"\s*(?:\d{4}-\d{2}-\d{2}\s+)?(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:[.:](\d{1,3}))?)?\s*")
+_TIME_PATTERN = re.compile(r"\s*(?:\d{4}-\d{2}-\d{2}\s+)?(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:([.:])(\d{1,3}))?)?\s*")
 
 
 def seconds_until(kind: str, text: str, now: datetime) -> float:
@@ -310,7 +310,9 @@ def seconds_until(kind: str, text: str, now: datetime) -> float:
     hours, minutes, seconds = (int(match[group] or 0) for group in (1, 2, 3)) if match else (99, 0, 0)
     if match is None or hours > 23 or minutes > 59 or seconds > 59:
         raise TsqlError(148, f"Incorrect time syntax in time string '{text}' used with WAITFOR.", severity=15)
-    offset = timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=int((match[4] or "0").ljust(3, "0")))
+    digits = match[5] or "0"
+    milliseconds = int(digits if match[4] == ":" else digits.ljust(3, "0"))  # a colon precedes milliseconds
+    offset = timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
     if kind == "DELAY":
         return offset.total_seconds()
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
