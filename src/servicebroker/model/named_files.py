@@ -12,6 +12,7 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 BYTES_PER_MIB = 1024 * 1024
 MAX_FILE_BYTES = 16 * BYTES_PER_MIB  # bytes of definitions, schemas and configurations: the largest known have 1 MiB
@@ -25,7 +26,7 @@ def read_file(path: Path, most: int = MAX_FILE_BYTES, check: Callable[[os.stat_r
     Raises:
         OSError: it cannot be read, is a pipe, a socket or a device, or has more than `most` bytes.
     """
-    with open(path, "rb", opener=_open_without_waiting) as opened:
+    with _open(path, _open_without_waiting) as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "It is a pipe or device, not a file", str(path))
@@ -40,7 +41,7 @@ def read_argument(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     Raises:
         OSError: it cannot be read, or has more than `most` bytes.
     """
-    with open(path, "rb") as opened:
+    with _open(path) as opened:
         return _read(opened.read(most + 1), most, path)
 
 
@@ -51,6 +52,14 @@ def read_standard_input(most: int) -> bytes:
         OSError: it cannot be read, or has more than `most` bytes.
     """
     return _read(sys.stdin.buffer.read(most + 1), most, Path("standard input"))
+
+
+def _open(path: Path, opener: Callable[[str, int], int] | None = None) -> BinaryIO:
+    """Open a file for reading. A name with U+0000 or a lone surrogate is an OSError, too."""
+    try:
+        return open(path, "rb", opener=opener)
+    except ValueError:
+        raise OSError(errno.EINVAL, "No file can have this name", str(path)) from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -29,14 +29,14 @@ class Collation(NamedTuple):
     is_explicit: bool = False
 
 
-def check_collation(name: str) -> str:
-    """Return the name of a collation, "" for that of the database.
+def check_collation(name: str, line: int = 0) -> str:
+    """Return the name of a collation, "" for that of the database. `line` is that of an error.
 
     Raises:
         TsqlError: 448 no collation has such a name.
     """
     if not _COLLATION.fullmatch(name):
-        raise TsqlError(448, f"Invalid collation '{name}'.")
+        raise TsqlError(448, f"Invalid collation '{name}'.", line=line)
     return "" if name.lower() in _DEFAULTS else name
 
 

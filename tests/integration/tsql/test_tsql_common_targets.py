@@ -84,12 +84,32 @@ def test_rows_are_updated_through_it(work: sb.Database) -> None:
     assert rows(work, text) == [(2,)]
 
 
+JOINED = "Work w JOIN Urgent u ON u.Task = w.Task"
+
+
+def test_a_table_is_updated_through_a_join(work: sb.Database) -> None:
+    text = f"""
+    WITH x AS (
+        SELECT w.Id, w.Tries, u.Task AS t, ROW_NUMBER() OVER (PARTITION BY w.Id ORDER BY u.Task) AS n FROM {JOINED}
+    )
+    UPDATE x SET Tries = Id + LEN(t) OUTPUT deleted.Id, inserted.Tries WHERE n = 1
+    """
+    assert rows(work, text) == [(4, 5)]
+    text = (
+        "WITH x (i, T) AS (SELECT w.Id, W.Task FROM Work W LEFT JOIN Urgent u ON u.Task = w.Task) UPDATE x SET t = 'z'"
+    )
+    work.execute_tsql(f"{text} WHERE i < 3")
+    assert rows(work, "SELECT Task FROM Work WHERE Id < 4 ORDER BY Id") == [("z",), ("z",), ("a",)]
+
+
 @pytest.mark.parametrize(
     ("inside", "change", "expected"),
     [
         ("SELECT Task, COUNT(*) AS n FROM Work GROUP BY Task", "DELETE x", 4403),
         ("SELECT DISTINCT Task FROM Work", "DELETE x", 4403),
         ("SELECT w.Id FROM Work w JOIN Urgent u ON u.Task = w.Task", "DELETE x", 4405),
+        (f"SELECT w.Id, w.Tries, u.Task AS t FROM {JOINED}", "UPDATE x SET Tries = 1, t = 'q'", 4405),
+        (f"SELECT w.Tries + 1 AS n FROM {JOINED}", "UPDATE x SET n = 1", 4405),
         ("SELECT Id + 1 AS i FROM Work", "UPDATE x SET i = 1", 4406),
         ("SELECT Id FROM Work UNION ALL SELECT 1", "DELETE x", 40515),
         ("SELECT v.a FROM (VALUES (1)) AS v (a)", "DELETE x", 40515),

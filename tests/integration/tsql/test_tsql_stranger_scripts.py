@@ -36,6 +36,12 @@ CREATE TRIGGER After ON A AFTER DELETE AS PRINT 'instead of'
 """
 ERRORS = {
     "SELECT ROUND(AVG(n) OVER (PARTITION BY a ORDER BY n), 2) FROM Nowhere": (208, "Invalid object name 'Nowhere'."),
+    "DROP TRIGGER Seen ON DATABASE": (40515, "A trigger on DDL is not supported here."),
+    "DISABLE TRIGGER ALL ON ALL SERVER": (40515, "A trigger on DDL is not supported here."),
+    "SELECT LEFT(Txt, X - 5) FROM A": (537, "Invalid length parameter passed to the LEFT or SUBSTRING function."),
+    "SELECT RIGHT('a', X - 5) FROM A": (536, "Invalid length parameter passed to the right function."),
+    "CREATE TABLE Q (a int, UNIQUE)": (102, "Incorrect syntax near 'UNIQUE'."),
+    "ALTER TABLE A ADD CONSTRAINT K PRIMARY KEY": (102, "Incorrect syntax near 'KEY'."),
     "SELECT Id, $PARTITION.Monthly(Id) FROM A": (40515, "$PARTITION is not supported here."),
     "SELECT * FROM msdb.dbo.job_states(NULL, 0)": (208, "Invalid object name 'msdb.dbo.job_states'."),
     "SELECT msdb.dbo.job_state('a')": (4121, 'Cannot find either column "msdb" or the user-defined function or aggre'),
@@ -178,6 +184,25 @@ ERRORS = {
     "DECLARE @r int; EXEC @r = Plus 1, 2, 3": (8144, "Procedure or function Plus has too many arguments"),
 }
 OUTPUT: dict[str, list[Any]] = {
+    "IF 1 = 0 DROP TRIGGER Seen ON DATABASE; DROP TRIGGER IF EXISTS Seen ON ALL SERVER; PRINT 'next'": ["next"],
+    "DECLARE @t varchar(30) = '20241130 18:30:00:5'; SELECT CAST(@t AS datetime), CAST('18:30:00:07' AS time(3)), "
+    "CAST('2024-11-30 6:30:00:123PM' AS datetime2(3)), CONVERT(datetime, '11/30/2024 18:30:00:12', 101), "
+    "CAST('2024-11-30 18:30:00:123 +01:00' AS datetime2(3)), TRY_CAST('2024-11-30 18:30:00:1234' AS datetime)": [
+        [
+            (
+                datetime(2024, 11, 30, 18, 30, 0, 5000),
+                time(18, 30, 0, 7000),
+                datetime(2024, 11, 30, 18, 30, 0, 123000),
+                datetime(2024, 11, 30, 18, 30, 0, 12000),
+                datetime(2024, 11, 30, 18, 30, 0, 123000),
+                None,
+            )
+        ]
+    ],
+    "CREATE TABLE #m (t varchar(30), d datetime); INSERT #m (t) VALUES ('20241130 18:30:00:123'); UPDATE #m SET d = t; "
+    "EXEC ('INSERT #m (d) SELECT ''20241130 18:30:00:123'''); SELECT MIN(d), MAX(d), COUNT(d) FROM #m": [
+        [(datetime(2024, 11, 30, 18, 30, 0, 123000), datetime(2024, 11, 30, 18, 30, 0, 123000), 2)]
+    ],
     "SELECT wait_time_ms / waiting_tasks_count FROM sys.dm_os_wait_stats WHERE waiting_tasks_count > 0": [[]],
     "CREATE ROLE Loaders; GRANT SELECT, CREATE EXTERNAL LIBRARY, ALTER ANY SENSITIVITY CLASSIFICATION TO Loaders": [
         "GRANT CREATE EXTERNAL LIBRARY, ALTER ANY SENSITIVITY CLASSIFICATION changes nothing: the permission is never "
@@ -300,6 +325,12 @@ def test_output(scripts: sb.Database, script: str) -> None:
 def test_level_and_state(scripts: sb.Database, script: str) -> None:
     error = failing(scripts, script)
     assert (error.number, error.severity, error.state) == LEVELS[script]
+
+
+def test_an_unknown_collation_of_a_database_has_its_line(scripts: sb.Database) -> None:
+    for statement in ("CREATE DATABASE Q COLLATE No_Such", "ALTER DATABASE CURRENT COLLATE No_Such"):
+        error = failing(scripts, f"PRINT 'a'\n{statement}")
+        assert (error.number, error.line) == (448, 2)
 
 
 def test_nested_len_is_translated_in_no_time(scripts: sb.Database) -> None:

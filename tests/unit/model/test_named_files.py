@@ -185,3 +185,10 @@ def readers(file: Path) -> Iterator[str]:
 def test_all_reads_of_named_files_are_bounded() -> None:
     files = {str(file.relative_to(SOURCES)): file for file in SOURCES.rglob("*.py")}
     assert {name for name, file in files.items() if [*readers(file)]} == MODULES_THAT_READ_FILES
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have_is_an_os_error(tmp_path: Path, name: str) -> None:
+    for read in (read_file, read_argument):
+        with pytest.raises(OSError, match="No file can have this name"):
+            read(tmp_path / name)

@@ -514,6 +514,10 @@ declare
         "10": "MM-DD-YY HH24:MI:SS.MS", "11": "YY/MM/DD HH24:MI:SS.MS"}';
 begin
     if said = '' then return '1900-01-01'; end if;
+    if said like '%:%:%:%' then  -- thousandths of a second after a colon: 10:00:00:5 is 10:00:00.005
+        said := coalesce((select m[1] || '.' || lpad(m[2], 3, '0') || m[3]
+                            from regexp_match(said, '^(.*\d:\d{1,2}:\d{1,2}):(\d{1,3})(?!\d)(.*)$') m), said);
+    end if;
     if style = 0 and date_order is not null then said := tsql.in_usual_order(said, date_order); end if;
     if masks ? style::text then return tsql.in_century(to_timestamp(said, masks ->> style::text) at time zone 'UTC', said); end if;
     if said ~ '^\d{1,2}:' then said := '1900-01-01 ' || said; end if;

@@ -18,7 +18,7 @@ create or replace function tsql.datalength(id uuid) returns integer language sql
 
 create or replace function tsql.not_negative(number integer) returns integer language plpgsql immutable strict parallel safe as $$
 begin
-    if number < 0 then perform tsql.refuse(536, 'Invalid length parameter passed to the left or right function.'); end if;
+    if number < 0 then perform tsql.refuse(536, 'Invalid length parameter passed to the right function.'); end if;
     return number;
 end $$;
 

@@ -28,6 +28,7 @@ from servicebroker.overriding import override
 from servicebroker.tsql.parser.extent import expression_end, merge_end
 from servicebroker.tsql.parser.keywords import STARTERS, begins_statement
 from servicebroker.tsql.parser.objects import ObjectParser
+from servicebroker.tsql.parser.procedures import DDL_TRIGGER
 from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.parser.unsupported_statements import FIRST_WORDS, Feature, feature_at, feature_end
 from servicebroker.tsql.parser.variables import check_variables
@@ -323,8 +324,9 @@ class Parser(ObjectParser):
         if self.take(";", "0"):
             self.refuse("A numbered procedure", "Give each procedure its own name.")
         if kind == "TRIGGER" and self.take("ON"):
-            self.refuse_ddl_trigger()
-            self.fail()
+            if not self.take_ddl_scope():
+                self.fail()
+            return NoEffect(line, "DROP TRIGGER ON DATABASE") if if_exists else Unsupported(line, *DDL_TRIGGER)
         return Definition(line, "DROP", kind, names[0], {"names": names}, if_exists)
 
     def _open(self, line: int) -> Statement:
@@ -352,7 +354,8 @@ class Parser(ObjectParser):
         self.at += 1
         names = self._triggers()
         self.expect("ON")
-        self.refuse_ddl_trigger()
+        if self.take_ddl_scope():
+            return Unsupported(line, *DDL_TRIGGER)
         return Definition(line, keyword, "TRIGGER", self.name(), {"names": names, "by_table": False})
 
     def _switch_of_table(self, line: int) -> Statement | None:

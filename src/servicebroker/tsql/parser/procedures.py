@@ -25,6 +25,8 @@ from servicebroker.tsql.syntax import (
 )
 from servicebroker.tsql.tokens import STRING, VARIABLE
 
+DDL_TRIGGER = ("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")  # a feature, and its replacement
+
 
 class ProcedureParser(ControlFlowParser):
     """Parses modules, each of which needs a batch of its own, and their calls."""
@@ -109,8 +111,12 @@ class ProcedureParser(ControlFlowParser):
 
     def refuse_ddl_trigger(self) -> None:
         """Refuse ON DATABASE and ON ALL SERVER."""
-        if self.word == "DATABASE" or (self.word == "ALL" and self.peek() == "SERVER"):
-            self.refuse("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")
+        if self.take_ddl_scope():
+            self.refuse(*DDL_TRIGGER)
+
+    def take_ddl_scope(self) -> bool:
+        """Read DATABASE or ALL SERVER, which name the scope of a trigger on DDL."""
+        return self.take("DATABASE") or self.take("ALL", "SERVER")
 
     def create_trigger(self, line: int, action: str, begin: int) -> Statement:
         """CREATE TRIGGER name ON table AFTER INSERT, UPDATE AS body."""

@@ -60,7 +60,7 @@ class SecurityParser(FunctionParser):
             self.parenthesized()
         while self.word in ("ON", "LOG", "COLLATE", "WITH", "FOR"):
             if self.take("COLLATE"):
-                clauses["collate"] = check_collation(self.single_name().object)
+                clauses["collate"] = check_collation(self.single_name().object, self.line)
             elif self.take("WITH"):
                 self._database_option(clauses)
                 while self.take(","):
@@ -111,7 +111,7 @@ class SecurityParser(FunctionParser):
         if self.take("MODIFY", "NAME"):
             self.refuse("ALTER DATABASE MODIFY NAME", "Create a database of the new name.")
         if self.take("COLLATE"):
-            clauses["collate"] = check_collation(self.single_name().object)
+            clauses["collate"] = check_collation(self.single_name().object, self.line)
             return
         if self.word in ("ADD", "REMOVE", "MODIFY"):
             clauses["ignored"] = [self._file_clause()]

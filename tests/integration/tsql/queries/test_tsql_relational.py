@@ -253,7 +253,7 @@ def test_an_expression_has_this_value(session: Session, text: str, expected: obj
         ("CAST(N'<!DOCTYPE a [<!ENTITY x \"y\">]><a>&x;</a>' AS xml)", "S6359"),
         ("CAST(N'<a>&x;</a>' AS xml)", "S9448"),
         ("CAST(REPLICATE(CAST('<a>' AS nvarchar(max)), 200) AS xml)", "S6335"),
-        ("LEFT('abc', -1)", "S0536"),
+        ("LEFT('abc', -1)", "S0537"),
         ("JSON_VALUE('{', '$.a')", "SB000"),
     ],
 )

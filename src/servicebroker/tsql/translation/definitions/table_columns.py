@@ -469,7 +469,10 @@ def _add_constraint(writer: Writer, reader: PieceReader, table_elements: Element
             f"{label}CHECK ({write_condition(writer, reader.inside(), Elements(columns=known_columns))})"
         )
     elif reader.word in ("PRIMARY", "UNIQUE"):
-        table_elements.members.append(label + _write_key(reader, ""))
+        key = _write_key(reader, "")
+        if "(" not in key:  # only the key of a column has no list
+            raise reader.failure()
+        table_elements.members.append(label + key)
     elif reader.take("DEFAULT"):
         columns = {column.name.lower(): column for column in (writer.table_columns(table) or {}).values()}
         place = reader.piece.find("FOR", after=reader.at)

@@ -112,7 +112,9 @@ def write_change(writer: Writer, change: Change) -> Translation:
             translate_common_tables(writer, read_common_tables(change.common), level) if change.common.words else []
         )
         changed = _changed_table(change, tables)
-        common_target = None if changed is None else make_common_target(writer, tables[changed])
+        common_target = None
+        if changed is not None:
+            common_target = make_common_target(writer, tables[changed], _assigned_columns(change, tables[changed].name))
         if changed is not None and common_target is not None:
             tables[changed] = common_target.definition
         prefix = with_text(tables) if tables else ""
@@ -128,6 +130,13 @@ def write_change(writer: Writer, change: Change) -> Translation:
             return _write_statement(writer, change, target, settings, prefix)
     finally:
         writer.common_tables.pop()
+
+
+def _assigned_columns(change: Change, target: str) -> list[str] | None:
+    """Return the columns that UPDATE sets, None for DELETE."""
+    if change.set is None:
+        return None
+    return [setting.column for setting in read_settings(change.set, target) if setting.column]
 
 
 def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
