@@ -304,6 +304,22 @@ def test_workers_end_with_their_block(database: double.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
 
 
+def test_workers_wait_while_another_transaction_is_open(database: double.Database) -> None:
+    handled: list[bytes | None] = []
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(ORDER)
+    def order(tx: Any, message: sb.Message) -> None:
+        handled.append(message.body)
+
+    with database.working(worker):
+        with database.transaction() as other:
+            database.send(begin(database), ORDER, b"1")
+            assert handled == []
+            other.send(other.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"2")
+        assert handled == [b"1", b"2"]
+
+
 class Connection:
     """A connection of an application that keeps its calls."""
 
