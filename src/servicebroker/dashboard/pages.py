@@ -174,7 +174,7 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
             sum(queue.readers + queue.holders for queue in facts.queues),
             len(links),
             sum(of_queue.letters for of_queue in facts.dead_letters),
-            history,
+            history and history.with_current_depth(sum(queue.messages for queue in facts.queues)),
         )
 
     return summarize
@@ -233,6 +233,9 @@ def queue(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], d
         full_name = f"{details.database}.{details.name}"
         facts_of_queue = next((queue for queue in facts if queue.name == full_name), None)
         histories = yield from queue_histories(*_span(now, fields), details.queue_id)
+        history = next(iter(histories.values()), None)
+        if history is not None and facts_of_queue is not None:
+            history = history.with_current_depth(facts_of_queue.messages)
         message_type, text = fields.get("type", ""), fields.get("text", "")
         findings = [] if facts_of_queue is None else list(judge_queue(facts_of_queue, now))
         return {
@@ -242,7 +245,7 @@ def queue(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], d
             "advice": _advice(findings, {full_name: (details.database, details.name)}),
             "rate_in": rates_in.get((details.database, details.name), 0.0),
             "rate_out": rates_out.get((details.database, details.name), 0.0),
-            "history": next(iter(histories.values()), None),
+            "history": history,
             "states": (yield from dashboard_queries.conversation_states(details.queue_id)),
             "locks": (yield from dashboard_queries.group_locks(details.queue_id)),
             "messages": (yield from dashboard_queries.message_heads(details.queue_id, message_type, text)),

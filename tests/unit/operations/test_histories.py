@@ -135,3 +135,8 @@ def test_a_rate_is_the_mean_over_the_last_seconds(monkeypatch: pytest.MonkeyPatc
     ):
         monkeypatch.setattr(snapshot_cache, "time", SimpleNamespace(monotonic=lambda seconds=seconds: seconds))
         assert rates.update({"a": count}) == {"a": rate}, seconds
+
+
+def test_the_last_depth_of_a_chart_is_the_counted_one() -> None:
+    history = RateHistory(SINCE, 600.0, [1.0] * 3, [2.0] * 3, [7, 27, 27])
+    assert history.with_current_depth(21).depths == [7, 27, 21]

@@ -36,6 +36,13 @@ class RateHistory(NamedTuple):
     rates_out: list[float | None]
     depths: list[int | None]
 
+    def with_current_depth(self, messages: int) -> RateHistory:
+        """Return the history whose last part has this counted depth, so that a page shows one number twice.
+
+        The samples have the highest depth of a part, and PostgreSQL's estimate of it (decision 108).
+        """
+        return self._replace(depths=[*self.depths[:-1], messages])
+
 
 class Change(NamedTuple):
     """The changes of a queue in one part: messages in and out, the highest depth, and the depth at its end."""
