@@ -194,7 +194,11 @@ class Reply:
 
 
 class SetAsideMessage(NamedTuple):
-    """A dead letter for an operator. Times are UTC; `far_service` and `far_broker_instance` sent it."""
+    """A dead letter for an operator. Times are UTC.
+
+    `conversation_handle` is the receiver's. `far_service` of the broker `far_broker_instance` sent the message;
+    `far_handle` is its handle, None if the sender is in another instance or its side of the conversation is gone.
+    """
 
     set_aside_id: int
     queue: str
@@ -214,6 +218,7 @@ class SetAsideMessage(NamedTuple):
     set_aside_at: datetime
     error: str
     traceback: str
+    far_handle: UUID | None = None
 
 
 def describe_dead_letter(

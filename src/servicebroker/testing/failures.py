@@ -198,6 +198,7 @@ def _store_dead_letter(session: Session, failure: Failure) -> None:
         failure.now,
         describe_exception(failure.error),
         traceback_of(failure.error),
+        endpoint.peer_handle,
     )
     session.dead_letters.put(number, DeadLetter(endpoint.broker, queue, letter))
 

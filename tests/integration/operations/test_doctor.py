@@ -93,6 +93,41 @@ def test_a_conversation_names_its_dead_letters(database: sb.Database) -> None:
     text = f"Message 0 ({ORDER}) is {where}, since it failed 1 time: KeyError: 'jug'"
     assert text in findings_of(database, handle)
     assert text in findings_of(database, letter.conversation_handle)
+    assert text in run_doctor(database.instance, "--conversation", handle)[1]
+    words = ["doctor", "--instance", database.instance.url, "--conversation", str(handle)]
+    assert text in CliRunner().invoke(command, words, env={"SERVICEBROKER_DATABASE": database.name}).output
+
+
+def test_a_message_whose_conversation_was_ended_has_not_failed(database: sb.Database) -> None:
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(command, [*words, "--instance", database.instance.url])
+        assert result.exit_code in (0, 1), result.output
+        return result.output
+
+    handle = begin(database)
+    database.send(handle, ORDER, b"x")
+    database.process(STOCK_QUEUE, lambda tx, messages: {}["jug"], poison=lambda failure: sb.Retry(600))
+    target = peer_handle(database, handle)
+    assert f"conversation {target} has failed 1 time" in run("poison", "list")
+    assert f"queue {database.name}.dbo.{STOCK_QUEUE}: 1 message has failed" in run("doctor")
+    with database.transaction() as transaction:
+        transaction.end_conversation(target, error=(127, "gone"))  # leaves the row of the failure
+    assert str(target) not in run("poison", "list")
+    assert f"{database.name}.dbo.{STOCK_QUEUE}: 1 message has failed" not in run("doctor")
+    retried = run("poison", "retry", STOCK_QUEUE, "--database", database.name)
+    assert retried == f"The queue {STOCK_QUEUE} is ON; no failed message waits for its next try.\n"
+    with database.transaction() as transaction:
+        assert transaction.receive(ORDERS_QUEUE)  # the Error, which later tests would see
+        transaction.end_conversation(handle)
+
+
+def test_the_password_of_a_url_is_not_printed(database: sb.Database) -> None:
+    url = database.instance.url
+    url = f"{url}{'&' if '?' in url else '?'}password=hunter2"
+    for words in (["init"], ["init", "--json"], ["status"], ["status", "--json"], ["doctor"]):
+        result = CliRunner().invoke(command, [*words, "--instance", url])
+        assert result.exit_code in (0, 1), result.output
+        assert "hunter2" not in result.output, words
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +47,14 @@ def letters(database: sb.Database) -> list[int]:
     return [letter.set_aside_id for letter in database.set_aside_messages()]
 
 
-def test_the_list_has_filters_pages_and_groups(database: sb.Database, run: Run, letters: list[int]) -> None:
+def raise_stop(_: float) -> None:
+    """End a command that polls, instead of its pause."""
+    raise KeyboardInterrupt
+
+
+def test_the_list_has_filters_pages_and_groups(
+    database: sb.Database, run: Run, letters: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second, third, fourth = letters
 
     def list_ids(*options: object) -> list[int]:
@@ -64,6 +72,14 @@ def test_the_list_has_filters_pages_and_groups(database: sb.Database, run: Run, 
     groups = json.loads(run("list", "--grouped", "--json"))["groups"]
     assert [(group["error_kind"], group["messages"]) for group in groups] == GROUPS
     assert "ValueError: no part *" in run("list", "--grouped")
+    (sender,) = {row["far_handle"] for row in json.loads(run("list", "--json"))["messages"]}
+    assert f"{sender} " in run("list")
+    assert f"the sender's handle of this conversation: {sender}\n" in run("show", first)
+    words = ["watch", sender, "--database", database.name, "--json", "--instance", database.instance.url]
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", raise_stop)
+        watched = CliRunner().invoke(command, words).output
+    assert f"is dead letter {first} of " in watched
     whole = run("show", fourth)
     assert "\n4\n" in whole
     assert "raise KeyError" in whole

@@ -363,7 +363,10 @@ def test_all_is_well() -> None:
                 "are not complete, 311.9 MB, the last part arrived",
             ],
         ),
-        ({"late": [LATE]}, ["queue Shop.dbo.Web", "Nobody drops 3 late answers to requests", "servicebroker serve"]),
+        (
+            {"late": [LATE]},
+            ["queue Shop.dbo.Web", "3 late answers to requests should have been dropped", "servicebroker serve"],
+        ),
         (
             {"late": [LATE._replace(answers=1, is_to_be_dropped=False)]},
             ["Nobody handles 1 late answer to a request", "process_late_answers"],

@@ -84,7 +84,7 @@ def list_(
     if as_json:
         say_json({"messages": [letter._asdict() for letter in page], "more": has_more})
         return
-    table = Listing("number", "dead since (UTC)", "queue", "type", "failed", "error", right=(0, 4))
+    table = Listing("number", "dead since (UTC)", "queue", "type", "sender's handle", "failed", "error", right=(0, 5))
     for letter in page:
         first_line = letter.error.partition("\n")[0]
         table.row(
@@ -92,6 +92,7 @@ def list_(
             f"{letter.set_aside_at:%Y-%m-%d %H:%M:%S}",
             letter.queue,
             letter.message_type_name,
+            letter.far_handle or "",
             letter.failures,
             first_line,
         )
@@ -127,8 +128,9 @@ def show(
         return
     say(
         f"Dead letter {number}: {letter.message_type_name} in {letter.queue}, for {letter.service_name}",
-        f"from {letter.far_service} at {letter.far_broker_instance}, message {letter.message_sequence_number} of "
-        f"conversation {letter.conversation_handle}",
+        f"from {letter.far_service} of the broker {letter.far_broker_instance}, message "
+        f"{letter.message_sequence_number} of conversation {letter.conversation_handle}",
+        *([] if letter.far_handle is None else [f"the sender's handle of this conversation: {letter.far_handle}"]),
         f"received {_time(letter.message_enqueue_time)}, failed {counted(letter.failures, 'time')} since "
         f"{_time(letter.first_failed_at)}, dead letter since {_time(letter.set_aside_at)}",
         "",
@@ -196,6 +198,9 @@ def replay(
         say(f"{counted(replayed, 'dead letter is', 'dead letters are')} in their queues again; {refused} stay.")
     if refused:
         raise typer.Exit(1)
+
+
+app.command("requeue", hidden=True)(replay)  # the word of other queues
 
 
 @app.command()

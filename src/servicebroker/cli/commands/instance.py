@@ -22,6 +22,7 @@ from servicebroker.engine.diagnosis.adoption import adopt as adopting
 from servicebroker.engine.diagnosis.adoption import check_alone, databases
 from servicebroker.engine.diagnosis.consistency import Report, check_parts
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.hidden_passwords import without_password
 from servicebroker.model.wording import counted
 from servicebroker.store import copies
 from servicebroker.store.connection import connect, is_url
@@ -72,10 +73,11 @@ def init(
         if database is not None:
             opened.database(database, create=True)
         if as_json:
-            say_json({"instance": instance, "url": opened.url, "database": database})
+            urls = {"instance": without_password(instance), "url": without_password(opened.url)}
+            say_json(urls | {"database": database})
             return
-        say(f"The instance is ready: {instance}")
-        say(f"Its PostgreSQL: {opened.url}")
+        say(f"The instance is ready: {without_password(instance)}")
+        say(f"Its PostgreSQL: {without_password(opened.url)}")
         if database is not None:
             say(f"Broker database: {database}")
 
@@ -184,7 +186,7 @@ def _check_target(instance: str, url: str, roles: Sequence[str]) -> None:
             list(roles),
         )
     if has_instance:
-        raise InstanceError(f"There is an instance in '{instance}' already: name another --instance.")
+        raise InstanceError(f"There is an instance in '{without_password(instance)}' already: name another --instance.")
     if missing := sorted(set(roles).difference(name for (name,) in known_roles)):
         raise InstanceError(
             f"The copy has privileges of roles that the server does not have: {', '.join(missing)}. Create these "
@@ -201,7 +203,7 @@ def adopt(
     if choice != KEEP and not yes and not _is_copy(instance):
         must_exist(instance)
         typer.confirm(
-            f"'{instance}' looks like an original, not like a copy: {LOST[choice]} Go on?",
+            f"'{without_password(instance)}' looks like an original, not like a copy: {LOST[choice]} Go on?",
             abort=True,
         )
     _adopt(instance, choice)

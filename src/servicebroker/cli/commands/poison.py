@@ -17,6 +17,7 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, Instance
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_uncached
+from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
@@ -103,6 +104,8 @@ def end(
             opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description
         ) as transaction:
             transaction.end_conversation(conversation, error=(error, description))
+        queue_id = opened._do(find_queue_uncached("find", opened.database_id, queue)).queue_id
+        opened._run_in_transaction(failed_messages.sweep(queue_id))  # no reader may be there to do it
         if switch_on:
             opened.alter_queue(queue, status=True)
     say(f"The conversation {conversation} has ended with the error {error}.")
@@ -118,8 +121,8 @@ def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOpti
         queue_id = opened._do(find_queue_uncached("alter", opened.database_id, queue)).queue_id
         opened.alter_queue(queue, status=True)
         count = opened._run_in_transaction(poison_report.forget_failures(queue_id))
-    retried = counted(count, "message that has failed is", "messages that have failed are")
-    say(f"The queue {queue} is ON; {retried} tried again.")
+    retried = f"{counted(count, 'message that has failed is', 'messages that have failed are')} tried again"
+    say(f"The queue {queue} is ON; {retried if count else 'no failed message waits for its next try'}.")
 
 
 # deprecated names of `servicebroker dead-letters`

@@ -30,6 +30,7 @@ from servicebroker.engine.diagnosis.tds_clients import TdsServerStatus, tds_serv
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.remote.unfinished_arrivals import sum_by_peer
 from servicebroker.engine.security.certificate_ages import find_used_certificates
+from servicebroker.model.hidden_passwords import without_password
 from servicebroker.model.wording import about_instance, counted
 
 SERVICES_SHOWN = 3  # of one queue; --json has all
@@ -113,7 +114,7 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     table = Listing(
         *("queue", "state", "services", "messages", "oldest", "dead letters", "conversations"),
         right=(3, 4, 5),
-        title=f"Queues of {instance}",
+        title=f"Queues of {without_password(instance)}",
     )
     for queue in queues:
         table.row(

@@ -13,8 +13,9 @@ from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, finite
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.catalog import find_queue_uncached
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis import dashboard_queries
-from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
+from servicebroker.engine.diagnosis.conversation_findings import judge_conversation, judge_dead_letters
 from servicebroker.engine.diagnosis.counters import message_flows
 from servicebroker.engine.diagnosis.facts import gather_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, Depth, queue_depths
@@ -189,6 +190,9 @@ class _Conversation:
             "facts about the conversation", gather_conversation(self._database_id, self._handle, now), None
         )
         findings = [] if facts is None else judge_conversation(facts)
+        if self._opened.engine is not RestrictedVerbs:
+            letters = self._opened.query("dead letters", dashboard_queries.dead_letters_of_both_sides(self._handle), [])
+            findings = [*judge_dead_letters(self._handle, letters), *findings]
         problems = [f"{finding.subject}: {finding.problem}" for finding in findings]
         figures = {
             "conversation_handle": self._handle,

@@ -33,7 +33,10 @@ _IS_INSERTED_AGAIN = (
 _COLUMNS = (  # of `SetAsideMessage`
     "set_aside_id, queue_name, conversation_handle, conversation_group_id, message_sequence_number, service_name, "
     "service_contract_name, message_type_name, validation::text, message_body, message_enqueue_time, far_service, "
-    "far_broker_instance, failures, first_failed_at, set_aside_at, error, traceback"
+    "far_broker_instance, failures, first_failed_at, set_aside_at, error, traceback, "
+    "(select p.conversation_handle from servicebroker.conversation_endpoints e "
+    "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+    "where e.conversation_handle = set_aside_messages.conversation_handle)"
 )
 # The first line of an error, with its varying parts replaced by *, as `error_kind` of model/poison.py makes it. The
 # placeholder is the number of the parameter with the pattern.
@@ -95,11 +98,17 @@ def sweep(queue_id: int) -> Steps[None]:
     yield Statement(
         "failed_messages.sweep",
         "delete from servicebroker.failed_messages where conversation_handle = any (array("
-        f"select conversation_handle from servicebroker.failed_messages f where queue_id = {queue_id} and not exists ("
-        f"select from servicebroker.queue_{queue_id} m where m.priority = f.priority "
+        f"select conversation_handle from servicebroker.failed_messages f where queue_id = {queue_id} "
+        f"and not {is_queued(queue_id)} for update skip locked))",
+    )
+
+
+def is_queued(queue_id: int) -> str:
+    """Return the condition for a row `f` of failed_messages in this queue: its message still waits there."""
+    return (
+        f"(exists (select from servicebroker.queue_{queue_id} m where m.priority = f.priority "
         "and m.conversation_group_id = f.conversation_group_id and m.conversation_handle = f.conversation_handle "
-        "and m.message_sequence_number = f.message_sequence_number) "
-        f"and not exists ({_IS_INSERTED_AGAIN}) for update skip locked))",
+        f"and m.message_sequence_number = f.message_sequence_number) or exists ({_IS_INSERTED_AGAIN}))"
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.conversation.failed_messages import ERROR_KIND
+from servicebroker.engine.diagnosis.poison_report import count_failing
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
@@ -287,7 +288,8 @@ def find_queue_details(database: str, queue: str) -> Steps[QueueDetails]:
     rows = yield SQL("find_queue_details", (database, queue))
     if not rows:
         raise BrokerError(15151, "find", "queue", queue)
-    return QueueDetails(*rows[0])
+    details = QueueDetails(*rows[0])
+    return details._replace(failing=(yield from count_failing()).get(details.queue_id, 0))
 
 
 def queue_names() -> Steps[dict[str, tuple[str, str, list[str]]]]:

@@ -6,7 +6,7 @@ select q.queue_id, d.name, q.schema_name || '.' || q.name, coalesce((select arra
 q.is_activation_enabled, q.activation_procedure, q.max_readers, q.is_retention_enabled,
 q.is_poison_message_handling_enabled,
 (select m.state from sys.dm_broker_queue_monitors m where m.queue_id = q.queue_id),
-(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id),
+0,
 (select count(*) from servicebroker.set_aside_messages a where a.queue_id = q.queue_id)
 from servicebroker.queues q join servicebroker.databases d using (database_id)
 where lower(d.name) = lower($1) and lower(q.schema_name || '.' || q.name) = lower($2)

@@ -33,6 +33,7 @@ from servicebroker.engine.diagnosis.fact_types import (
     TableLockFacts,
     WaitFacts,
 )
+from servicebroker.engine.diagnosis.poison_report import count_failing
 from servicebroker.engine.diagnosis.publications import find_blocking
 from servicebroker.engine.diagnosis.queue_counts import (
     COUNT_LIMIT,
@@ -565,8 +566,7 @@ def queue_facts(only: int | None = None, *, is_quick: bool = False) -> Steps[lis
         f"q.queue_id in (select number from locked where locktype = 'advisory' and kind = {locks.QUEUE_ACTIVATION}), "
         "q.queue_id in (select number from locked "
         f"  where locktype = 'advisory' and mode = 'ExclusiveLock' and kind = {locks.PIPELINE_QUEUE}), "
-        "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id), "
-        "q.notifies_activation, m.state, m.last_activated_time, "
+        "0, q.notifies_activation, m.state, m.last_activated_time, "
         "(select count(*) from tasks where tasks.queue_id = q.queue_id) "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "left join monitors m using (queue_id) "
@@ -576,9 +576,12 @@ def queue_facts(only: int | None = None, *, is_quick: bool = False) -> Steps[lis
     )
     depths = yield from queue_depths((row[2] for row in rows), limit_for(len(rows)) if is_quick else COUNT_LIMIT)
     limits = yield from find_worker_limits()
+    failing = yield from count_failing()
     return [
         QueueFacts(name, is_on, *depths[queue_id][:2], *rest)._replace(
-            is_for_callers=depths[queue_id].is_for_callers, limits=limits.get(queue_id)
+            failing=failing.get(queue_id, 0),
+            is_for_callers=depths[queue_id].is_for_callers,
+            limits=limits.get(queue_id),
         )
         for name, is_on, queue_id, *rest in rows
     ]

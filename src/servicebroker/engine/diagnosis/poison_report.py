@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.conversation.failed_messages import is_queued, sweep
 from servicebroker.engine.diagnosis.audit import record_action
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model.errors import BrokerError
@@ -68,9 +69,37 @@ def off_queues() -> Steps[list[OffQueue]]:
 
 
 def failing_messages() -> Steps[list[FailingMessage]]:
-    """Return the messages whose failures were counted by a retry policy, the oldest first."""
-    rows = yield SQL("failing_messages")
+    """Return the messages in queues whose failures were counted by a retry policy, the oldest first."""
+    queue_ids = yield from _find_failing_queues()
+    if not queue_ids:
+        return []
+    parts = " union all ".join(
+        "select d.name, q.schema_name || '.' || q.name, conversation_handle, message_sequence_number, failures, "
+        "first_failed_at, last_failed_at, last_error, f.held_until from servicebroker.failed_messages f "
+        "join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id) "
+        f"where f.queue_id = {queue_id} and {is_queued(queue_id)}"
+        for queue_id in queue_ids
+    )
+    rows = yield Statement("poison_report.failing_messages", f"{parts} order by 6", prepared=False)
     return [FailingMessage(*row) for row in rows]
+
+
+def _find_failing_queues() -> Steps[list[int]]:
+    rows = yield SQL("find_failing_queues")
+    return [queue_id for (queue_id,) in rows]
+
+
+def count_failing() -> Steps[dict[int, int]]:
+    """Return the number of messages in each queue whose failures were counted by a retry policy; none for no queue."""
+    queue_ids = yield from _find_failing_queues()
+    if not queue_ids:
+        return {}
+    parts = " union all ".join(
+        f"select {queue_id}, count(*) from servicebroker.failed_messages f "
+        f"where f.queue_id = {queue_id} and {is_queued(queue_id)}"
+        for queue_id in queue_ids
+    )
+    return dict((yield Statement("poison_report.count_failing", parts, prepared=False)))
 
 
 def queued_messages(queue_id: int, handle: UUID | None, top: int) -> Steps[list[QueuedMessage]]:
@@ -105,7 +134,11 @@ def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
 
 
 def forget_failures(queue_id: int) -> Steps[int]:
-    """Delete the recorded failures of a queue, so that its messages are retried immediately. Returns their number."""
+    """Delete the recorded failures of a queue, so that its messages are retried immediately. Returns their number.
+
+    Failures of messages that are no longer in the queue are deleted, and not counted.
+    """
+    yield from sweep(queue_id)
     rows = yield SQL("forget_failures.delete_failed_messages", (queue_id,))
     queues = yield SQL("forget_failures.update_queues", (queue_id,))
     for database, queue in queues:

@@ -4,11 +4,8 @@
 select d.name, q.schema_name || '.' || q.name, q.queue_id from servicebroker.queues q
 join servicebroker.databases d using (database_id) where not q.is_receive_enabled order by 1, 2
 
--- name: failing_messages
-select d.name, q.schema_name || '.' || q.name, conversation_handle, message_sequence_number, failures,
-first_failed_at, last_failed_at, last_error, f.held_until from servicebroker.failed_messages f
-join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id)
-order by first_failed_at
+-- name: find_failing_queues
+select distinct queue_id from servicebroker.failed_messages join servicebroker.queues using (queue_id) order by 1
 
 -- name: queued_messages.find_view
 select postgres_schema, postgres_name from servicebroker.queues where queue_id = $1

@@ -202,8 +202,9 @@ def _late(late: LateAnswersOfQueue) -> Finding:
     if late.is_to_be_dropped:
         return Finding(
             f"queue {late.queue}",
-            f"Nobody drops {answers}.",
-            "Keep a program of the owner's open with its background thread, or servicebroker serve.",
+            f"{answers} should have been dropped within half a minute.",
+            "Keep a program of the owner's open with its background thread, or servicebroker serve. If one runs, its "
+            "log has the reason.",
             Severity.WARNING,
         )
     return Finding(
