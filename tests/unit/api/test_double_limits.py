@@ -11,6 +11,7 @@ import pytest
 import servicebroker as sb
 import servicebroker.testing as double
 from servicebroker.model.names import END_DIALOG, ERROR
+from servicebroker.testing import failures
 from support import (
     CONTRACT,
     ORDER,
@@ -272,7 +273,9 @@ def test_failures_are_forgotten_when_the_message_succeeds(database: double.Datab
     assert counts == [1, 2, 1]
 
 
-def test_a_policy_that_never_pauses_is_told(database: double.Database) -> None:
+def test_a_policy_that_never_pauses_is_told(database: double.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "MAX_TRIES_AT_ONCE", 20)
+
     def handler(tx: Any, messages: list[sb.Message]) -> None:
         raise ValueError
 

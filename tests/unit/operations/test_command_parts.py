@@ -114,6 +114,20 @@ def test_a_process_beyond_the_least_is_replaced_only_after_a_failure(starts: Sta
         assert group.count == count
 
 
+def test_a_process_that_ended_well_shortens_no_pause_after_a_failure(starts: Starts) -> None:
+    group = group_of(2, 2)
+    group.update()
+    for process, code in zip(starts.processes, (1, 0), strict=True):
+        process.returncode = code  # type: ignore[assignment]
+    group.update()
+    starts.now += RETRY_PAUSE_S - 0.01
+    group.update()
+    assert group.count == 0
+    starts.now += 0.01
+    group.update()
+    assert group.count == 2
+
+
 def test_a_program_that_cannot_be_started_is_tried_again(starts: Starts) -> None:
     starts.fails = True
     group = group_of(1, 1)

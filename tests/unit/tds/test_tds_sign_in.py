@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from servicebroker.api.instance import Instance
+from servicebroker.engine.security.logins import PUBLIC_LOGIN_ID
 from servicebroker.model.security.client_refusals import ClientRefusal
 from servicebroker.model.security.permissions import Login as Principal
 from servicebroker.overriding import override
@@ -17,6 +18,7 @@ from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.login import Login
 from servicebroker.tds.server import TdsServer
 from servicebroker.tds.sign_in import AuditRate, FailedAttempts, RightPasswords, SignIn, SignInError
+from servicebroker.tsql import login_passwords
 from servicebroker.tsql.login_passwords import StoredLogin
 
 ADDRESS = "203.0.113.1"
@@ -184,3 +186,37 @@ def test_the_memory_of_attempts_drops_the_oldest(monkeypatch: pytest.MonkeyPatch
 )  # fmt: skip
 def test_clients_of_other_machines_must_encrypt(address: str, is_required: bool) -> None:
     assert TdsServer.requires_encryption(cast(TdsServer, None), address) == is_required
+
+
+# ---------------------------------------------------------------- stored passwords
+
+
+def test_a_password_is_right_for_its_hash_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login_passwords, "_COST_N", 2)
+    stored, other = login_passwords.hash_password("right"), login_passwords.hash_password("right")
+    assert stored != other  # a salt of its own
+    assert login_passwords.is_password("right", stored)
+    assert login_passwords.is_password("right", other)
+    for password in ("Right", "", "right "):
+        assert not login_passwords.is_password(password, stored)
+    assert not login_passwords.is_password("", login_passwords.hash_password(""))
+    assert not login_passwords.is_password("", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "statement", "rows", "found"),
+    [
+        ("SA", "find_sa", [("hash",)], StoredLogin("sa", None, "hash")),
+        ("sa", "find_sa", [], StoredLogin("sa", None, None)),
+        ("App", "find_stored_login", [("app", 7, "hash", True)], StoredLogin("app", 7, "hash", True)),
+        ("App", "find_stored_login", [], None),
+    ],
+)
+def test_a_login_is_found_by_its_name(name: str, statement: str, rows: list[Any], found: StoredLogin | None) -> None:
+    steps = login_passwords.find_stored_login(name)
+    asked = next(steps)
+    assert asked.name.rpartition(".")[2] == statement
+    assert asked.parameters == ((name, PUBLIC_LOGIN_ID) if statement != "find_sa" else ())
+    with pytest.raises(StopIteration) as ended:
+        steps.send(rows)
+    assert ended.value.value == found
