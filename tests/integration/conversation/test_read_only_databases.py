@@ -6,18 +6,25 @@ from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
+import psycopg
 import pytest
 
 import servicebroker as sb
+from built_in_support import begin as begin_with_built_in
 from portal import run_maintenance
+from servicebroker.engine.catalog.event_notifications import drop_broken
+from servicebroker.model.names import ECHO
+from servicebroker.store.running import run_alone
 from support import (
     CONTRACT,
     ORDER,
     ORDERS,
+    ORDERS_QUEUE,
     REPLY,
     STOCK,
     STOCK_QUEUE,
     Clock,
+    bodies,
     define_standard_set,
     query,
     refused,
@@ -161,3 +168,44 @@ def test_a_conversation_with_a_read_only_database_goes_on(
         received = sealed.receive(STOCK_QUEUE)
         assert received[-1].is_error if verb is end_with_error else received[-1].is_end_dialog
         assert [message.message_body for message in received[:-1]] == ([b"waits"] if verb is send_and_end else [])
+
+
+def test_the_built_in_service_of_a_read_only_database_answers_later(fresh_instance: sb.Instance, clock: Clock) -> None:
+    sealed, other = (define_standard_set(fresh_instance.database(name, create=True)) for name in ("Sealed", "Other"))
+    for database in (sealed, other):
+        database.send(begin_with_built_in(database), ECHO, b"back")
+    sealed.alter(read_only=True, rollback_after=0)
+    with fresh_instance.connection() as connection:
+        run_maintenance(connection, clock())
+        assert bodies(other.receive(ORDERS_QUEUE)) == [b"back"]
+        sealed.alter(read_only=False)
+        assert sealed.receive(ORDERS_QUEUE) == []
+        run_maintenance(connection, clock())
+    assert bodies(sealed.receive(ORDERS_QUEUE)) == [b"back"]
+
+
+def test_a_broken_notification_of_a_read_only_database_is_dropped_later(
+    fresh_instance: sb.Instance, clock: Clock
+) -> None:
+    sealed, other = (define_standard_set(fresh_instance.database(name, create=True)) for name in ("Sealed", "Other"))
+    for database in (sealed, other):
+        query(
+            database,
+            "insert into servicebroker.event_notifications (database_id, name, queue_id, events, is_fan_in, "
+            "service_name, broker_instance, owner_id, is_of_server, creator, conversation_handle) values "
+            "(%s, 'broken', null, '{CREATE_QUEUE}', false, 'missing', 'current database', 1, false, session_user, "
+            "gen_random_uuid()) returning object_id",
+            database.database_id,
+        )
+    sealed.alter(read_only=True, rollback_after=0)
+
+    def broken() -> set[int]:
+        rows = query(other, "select database_id from servicebroker.event_notifications")
+        return {database_id for (database_id,) in rows}
+
+    with psycopg.connect(fresh_instance.url, autocommit=True) as connection:
+        run_alone(connection, drop_broken(clock()))
+        assert broken() == {sealed.database_id}
+        sealed.alter(read_only=False)
+        run_alone(connection, drop_broken(clock()))
+    assert broken() == set()

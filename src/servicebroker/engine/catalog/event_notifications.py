@@ -208,7 +208,8 @@ def send_pending_events(now: datetime) -> Steps[list[BrokerError]]:
 def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
     """Drop the notifications whose conversation has ended. Returns the errors to log."""
     broken = yield from _notifications(
-        "n.conversation_handle is not null and (e.state is null or e.state not in ('SO', 'SI', 'CO'))"
+        "n.conversation_handle is not null and (e.state is null or e.state not in ('SO', 'SI', 'CO')) "
+        "and not exists (select from servicebroker.databases d where d.database_id = n.database_id and d.is_read_only)"
     )
     problems = []
     for notification in broken:
