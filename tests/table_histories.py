@@ -162,7 +162,7 @@ class History:
         self.partition_by = random.choice([(), (), ("_date",), ("id",)])
         self.model = Model(*random.choice([(False, False), (True, False), (True, True), (True, True)]))
         self.pipe = self.pipe_of({"id": ("integer", False), "a": (random.choice(KINDS), True)})
-        target(self.pipe, "orders").ensure()
+        target(self.pipe, "orders").create_or_extend()
         self.model.follow(self.rule)
         self.batches = 0
         self.seen: dict[int, dict] = {}
@@ -223,7 +223,7 @@ class History:
         into = target(pipe, "orders")
         if wrong:
             version = self.lake.version("orders")
-            for operation in (into.plan_schema_change, into.ensure):
+            for operation in (into.plan_schema_change, into.create_or_extend):
                 with pytest.raises(InstanceError) as error:
                     operation()
                 assert any(f"'{name}'" in str(error.value) for name in wrong)
@@ -234,8 +234,8 @@ class History:
         changes = {name for name, (kind, _) in rule.items() if self.model.columns.get(name) != kind}
         assert {name for name, _ in needs.added} | {one.column for one in needs.widened} == changes
         if self.random.random() < 0.3:
-            self.cut(into.ensure)
-        into.ensure()
+            self.cut(into.create_or_extend)
+        into.create_or_extend()
         assert not into.plan_schema_change()
         self.pipe = pipe
         self.model.follow(rule)

@@ -20,7 +20,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.model.errors import InstanceError
 from servicebroker.tds.packets import PacketType
-from servicebroker.tds.server import tds_served
+from servicebroker.tds.server import serve_tds
 from servicebroker.tsql.types import SqlType
 from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, Implementation, System, batches, text_body
 from servicebroker_lab.benchmarks.report import OURS
@@ -61,7 +61,7 @@ _DONE_BYTES = 13
 @contextmanager
 def _serving(url: str) -> Iterator[Callable[[], int]]:
     """Serve an instance's clients, and yield a function that returns the port."""
-    with Instance(url, upkeep=None) as instance, tds_served(instance, "127.0.0.1", 0) as port:
+    with Instance(url, upkeep=None) as instance, serve_tds(instance, "127.0.0.1", 0) as port:
         yield lambda: port
 
 

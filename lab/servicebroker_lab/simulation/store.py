@@ -37,7 +37,7 @@ from servicebroker.engine.remote.local_topology import (
     LocalTopology,
     route_headers,
 )
-from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.mirrored_pairs import StoredPair
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import (
     CreatedTarget,
@@ -163,7 +163,7 @@ class Tables:
         self.bindings: dict[str, tuple[Binding, int]] = {}  # by remote service: the binding and its user
         self.certificates: list[UserCertificate] = []
         self.master_key: MasterKey | None = None
-        self.pairs: dict[Elsewhere, Row] = {}
+        self.pairs: dict[Elsewhere, StoredPair] = {}
         self.traces: dict[tuple[UUID, bool, int], bytes] = {}
         self.brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate and broker
         self.old_copies: set[tuple[UUID | None, bool]] = set()  # (broker, this instance is the old copy)
@@ -181,7 +181,7 @@ class Tables:
         self.pairs = {pair: row for pair, row in self.pairs.items() if self.leads_to(row)}
         self.routes_version += 1
 
-    def leads_to(self, row: Row) -> bool:
+    def leads_to(self, row: StoredPair) -> bool:
         """Check whether a route leads to a mirrored pair."""
         return any((route.address, route.mirror_address) == row[:2] for route in self.routes.routes)
 
@@ -463,11 +463,11 @@ class MemoryStore(Store):
         return {pair: kept.get(pair, KnownTimeline()) for pair in pairs}
 
     @override
-    def pairs(self) -> list[Elsewhere]:
+    def find_routed_pairs(self) -> list[Elsewhere]:
         return [pair for pair, row in self._tables.pairs.items() if self._tables.leads_to(row)]
 
     @override
-    def save_pairs(self, rows: Sequence[Row]) -> None:
+    def save_pairs(self, rows: Sequence[StoredPair]) -> None:
         for row in filter(self._tables.leads_to, rows):
             address, mirror = parse_address(row.address), parse_address(row.mirror_address)
             assert address is not None

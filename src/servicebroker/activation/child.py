@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, Any, NamedTuple
 
 from servicebroker.activation.coroutine_runner import CoroutineRunner
-from servicebroker.activation.output import capturing_stdout
+from servicebroker.activation.output import capture_stdout
 from servicebroker.activation.procedures import Call, PythonProcedure, Worker, find_registered, load
 from servicebroker.activation.stop_signal import StopSignal, StopTarget
 from servicebroker.activation.task import Outcome, log_fields, log_not_started, run_task
@@ -230,7 +230,7 @@ def _run(url: str, keys: str | None, spec: TaskSpec, source: str, stop: StopSign
             report(log=str(BrokerError(9614, spec.queue)), level=logging.ERROR)
             return Outcome.NOT_STARTED
         coroutines = CoroutineRunner(instance)
-        with capturing_stdout():
+        with capture_stdout():
             outcome = run_task(instance, spec, _ReportingProcedure(procedure, report), stop, coroutines)
         coroutines.close()
         return outcome

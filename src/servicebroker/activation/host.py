@@ -145,7 +145,7 @@ class Host:
             self._stopped.set()
             self._wake.set()
 
-    def hurry(self) -> None:
+    def end_calls_now(self) -> None:
         """Set the deadline of calls in progress to now, also while `stop` waits for it."""
         self._patience = 0.0
         self._deadline = time.monotonic()
@@ -216,7 +216,7 @@ class Host:
                 action(stop)
 
     def _wait_for_tasks(self, later: float) -> bool:
-        """Wait for all tasks, until `later` seconds after the deadline, which `hurry` may change meanwhile.
+        """Wait for all tasks, until `later` seconds after the deadline, which `end_calls_now` may change meanwhile.
 
         Returns True if all have ended.
         """

@@ -35,7 +35,7 @@ _current: ContextVar[_Lines | None] = ContextVar("servicebroker_output", default
 def output_to(write_line: WriteLine) -> Iterator[None]:
     """Send lines printed in the block, by this thread or its coroutines, to `write_line`.
 
-    Lines are redirected only inside `capturing_stdout`.
+    Lines are redirected only inside `capture_stdout`.
     """
     lines = _Lines(write_line)
     token = _current.set(lines)
@@ -47,7 +47,7 @@ def output_to(write_line: WriteLine) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def capturing_stdout() -> Iterator[None]:
+def capture_stdout() -> Iterator[None]:
     """Replace standard output in the block, to redirect lines that procedures print.
 
     Use this only in processes of servicebroker, never in an application's.

@@ -15,7 +15,12 @@ from typing import TypeVar
 
 import psycopg
 
-from servicebroker.engine.catalog.database_users import UserTransaction, end_users, find_users, lock_database
+from servicebroker.engine.catalog.database_transactions import (
+    DatabaseTransaction,
+    end_transactions,
+    find_transactions,
+    lock_database,
+)
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.concurrency import sleep
@@ -53,16 +58,16 @@ def run_exclusively(
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if termination.no_wait:
                 raise in_use from None
-        _wait_for_end(connection, database_id, run(connection, find_users(database_id)), deadline)
+        _wait_for_end(connection, database_id, run(connection, find_transactions(database_id)), deadline)
         attempt += 1
 
 
 def _wait_for_end(
-    connection: DirectConnection, database_id: int, transactions: list[UserTransaction], deadline: float | None
+    connection: DirectConnection, database_id: int, transactions: list[DatabaseTransaction], deadline: float | None
 ) -> None:
     """Wait until all these transactions have ended. At the deadline, terminate them."""
-    while set(run(connection, find_users(database_id))) & set(transactions):
+    while set(run(connection, find_transactions(database_id))) & set(transactions):
         if deadline is not None and time.monotonic() >= deadline:
-            run(connection, end_users(transactions))
+            run(connection, end_transactions(transactions))
             return
         sleep(_POLL_INTERVAL_S)

@@ -177,7 +177,7 @@ class Matching:
         before, self._routes = self._routes, version
         if before == version:
             return set()
-        self._mirrors.keep(store.pairs())
+        self._mirrors.keep(store.find_routed_pairs())
         self._conversations.recheck_local_targets()
         return set() if before is None else self._match_anew(handle for handle, _ in self._conversations.items())
 

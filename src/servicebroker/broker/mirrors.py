@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from servicebroker.broker.transport.links import Links
-from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.mirrored_pairs import StoredPair
 from servicebroker.protocol import mirroring
 from servicebroker.protocol.mirroring import NEVER, KnownTimeline, Pair, RoleReport
 from servicebroker.protocol.routing import Address, Elsewhere
@@ -85,7 +85,7 @@ class Mirrors:
         changed, self._changed = self._changed, set()
         return changed
 
-    def take_news(self) -> list[Row]:
+    def take_news(self) -> list[StoredPair]:
         """Return the rows to save: once after each change."""
         rows = []
         news, self._news = [route for route in self._pairs if route in self._news], set()
@@ -97,7 +97,7 @@ class Mirrors:
             if self._told.get(route) != text:
                 self._told[route] = text
                 principal = None if pair.chosen is None else str(addresses[pair.chosen])
-                rows.append(Row(str(route.address), str(route.mirror), principal, *pair.known, text))
+                rows.append(StoredPair(str(route.address), str(route.mirror), principal, *pair.known, text))
         return rows
 
     def forget_told(self) -> None:

@@ -40,7 +40,7 @@ from servicebroker.engine.remote.departing import (
     Snapshot,
 )
 from servicebroker.engine.remote.local_topology import Database, LocalInstance, LocalService, LocalTopology
-from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.mirrored_pairs import StoredPair
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import (
     BEING_ALTERED,
@@ -141,7 +141,7 @@ class PostgresStore(Store):
             InstanceError: the wait for the standby was canceled.
         """
         with self.transaction():
-            self._do(mirrored_pairs.proof())
+            self._do(mirrored_pairs.write_proof())
 
     def _do(self, steps: Steps[T]) -> T:
         """Run an operation whose commit must wait for the disk."""
@@ -218,11 +218,11 @@ class PostgresStore(Store):
         return self._do(mirrored_pairs.find_timelines(pairs))
 
     @override
-    def pairs(self) -> list[Elsewhere]:
-        return self._do(mirrored_pairs.pairs())
+    def find_routed_pairs(self) -> list[Elsewhere]:
+        return self._do(mirrored_pairs.find_routed_pairs())
 
     @override
-    def save_pairs(self, rows: Sequence[Row]) -> None:
+    def save_pairs(self, rows: Sequence[StoredPair]) -> None:
         self._execute(mirrored_pairs.save(rows, self._clock()))
 
     @override

@@ -11,7 +11,7 @@ import psycopg
 from servicebroker.broker.self_report import SelfReport
 from servicebroker.broker.sharing.takeover import Challenges, Event
 from servicebroker.broker.transport.sockets import Network
-from servicebroker.engine.remote.mirrored_pairs import proof, read_role
+from servicebroker.engine.remote.mirrored_pairs import read_role, write_proof
 from servicebroker.model.daemon_reports import Subject
 from servicebroker.protocol.mirroring import KnownTimeline, Role
 from servicebroker.store.running import run
@@ -77,7 +77,7 @@ class PrincipalCheck:
         impatient = threading.Timer(COMMIT_TIMEOUT_S, connection.cancel_safe)
         impatient.start()
         try:
-            run(connection, proof())
+            run(connection, write_proof())
         finally:
             impatient.cancel()
             connection.remove_notice_handler(notice)

@@ -450,7 +450,7 @@ def max_shares(*, in_processes: bool = False) -> int:
     return max(1, min(MAX_PROCESSES if in_processes else MAX_THREADS, cores() // CORES_PER_SHARE))
 
 
-def are_many_cores() -> bool:
+def has_many_cores() -> bool:
     """Return whether this process may use more cores than a daemon of one process needs."""
     return cores() > CORES_OF_ONE_PROCESS
 

@@ -23,7 +23,7 @@ from servicebroker.engine.remote.departing import (
     Snapshot,
 )
 from servicebroker.engine.remote.local_topology import Database, LocalInstance, LocalService, LocalTopology
-from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.mirrored_pairs import StoredPair
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import NewTarget, TargetLocation, Unroutable
 from servicebroker.engine.security.known_brokers import KnownBroker
@@ -96,10 +96,10 @@ class Store(Protocol):
     def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, KnownTimeline]:
         """Return the highest known timeline of each mirrored pair."""
 
-    def pairs(self) -> list[Elsewhere]:
+    def find_routed_pairs(self) -> list[Elsewhere]:
         """Return the stored mirrored pairs to which a route leads."""
 
-    def save_pairs(self, rows: Sequence[Row]) -> None:
+    def save_pairs(self, rows: Sequence[StoredPair]) -> None:
         """Save the principal, the highest timeline and the explanation of mirrored pairs to which a route leads."""
 
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:

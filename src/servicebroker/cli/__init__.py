@@ -11,7 +11,7 @@ is then 1.
 **The rules.**
 
 * A command has no logic of its own: it calls a method of the API, or a function that the API calls too.
-* A command that reads or changes an instance refuses a target without one (`must_exist`). It never creates it.
+* A command that reads or changes an instance refuses a target without one (`check_exists`). It never creates it.
 * All output goes through `output.py` and `tables.py`, which remove control characters and line ends from text of
   others. The linter forbids print and other ways.
 * An action of an operator is recorded in the audit log, in the same transaction (`audited_act.py`).

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 import psycopg
 
 from servicebroker.api.shared.preparation import Inspected, inspect
-from servicebroker.cli.existing_instance import must_exist, opening
+from servicebroker.cli.existing_instance import check_exists, opening
 from servicebroker.cli.output import say, waiting_for
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
@@ -234,7 +234,7 @@ def diagnose(target: str, program: str, *, is_thorough: bool = False) -> Iterato
         InstanceError: there is no instance, the server cannot be reached, or the database holds a restored copy.
     """
     with waiting_for(opening(target)):
-        must_exist(target)
+        check_exists(target)
         starting = nullcontext() if is_url(target) else EmbeddedServer.start(target, watches=False)
     with starting as server:
         url = target if server is None else server.url

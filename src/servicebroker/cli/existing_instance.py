@@ -23,20 +23,20 @@ from servicebroker.store.migrations import no_instance
 from servicebroker.store.running import execute
 
 
-def must_exist(target: str) -> None:
+def check_exists(target: str) -> None:
     """Refuse a data folder or URL without an instance, so that a typo creates nothing.
 
     Raises:
         InstanceError: there is no instance, or the server cannot be reached.
     """
     if not is_url(target):
-        EmbeddedServer.must_exist(target)
+        EmbeddedServer.check_exists(target)
         return
     with connect(target) as connection:
         # not to_regclass, which fails without rights on the schema; opening the instance reports missing rights
         if not execute(
             connection,
-            "existing_instance.must_exist",
+            "existing_instance.check_exists",
             "select from pg_tables where (schemaname, tablename) = ('servicebroker', 'migrations')",
         ):
             raise no_instance(connection.info.dbname)
@@ -68,7 +68,7 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
         InstanceError: there is no instance, or it cannot be opened.
     """
     with waiting_for(opening(target)):
-        must_exist(target)
+        check_exists(target)
     with open_instance(target, upkeep=None, keys=keys) as opened:
         yield opened
 

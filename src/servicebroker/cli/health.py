@@ -159,7 +159,7 @@ def _select_one(url: str) -> str:
 
 
 @contextmanager
-def health_served(
+def serve_health(
     address: str | None, is_ending: Callable[[], bool], heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
 ) -> Iterator[Health]:
     """Answer probes at HOST:PORT during the block. With None there are no probes, and the `Health` has no effect.

@@ -36,7 +36,7 @@ def parse_tds_listener(address: str | None, certificate: Path | None, key: Path 
 
 
 @contextlib.contextmanager
-def tds_running(instance: Instance, listener: TdsListener | None) -> Iterator[None]:
+def serve_tds_clients(instance: Instance, listener: TdsListener | None) -> Iterator[None]:
     """Serve SQL Server's clients during the block. Without a listener, do nothing.
 
     Raises:
@@ -45,9 +45,9 @@ def tds_running(instance: Instance, listener: TdsListener | None) -> Iterator[No
     if listener is None:
         yield
         return
-    from servicebroker.tds.server import tds_served  # imported here: most daemons serve no clients of SQL Server
+    from servicebroker.tds.server import serve_tds  # imported here: most daemons serve no clients of SQL Server
 
     host, port, certificate, key = listener
-    with tds_served(instance, host, port, certificate=certificate, key=key) as bound_port:
+    with serve_tds(instance, host, port, certificate=certificate, key=key) as bound_port:
         _log.info("SQL Server's clients connect at %s:%s.", host or "0.0.0.0", bound_port)
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance
 from servicebroker.cli.examination import find_users_of_disk, judge_access
-from servicebroker.cli.existing_instance import must_exist
+from servicebroker.cli.existing_instance import check_exists
 from servicebroker.engine.diagnosis.findings import Finding
 from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer
@@ -103,7 +103,7 @@ class ReaderPool:
         Raises:
             InstanceError: there is no such instance.
         """
-        must_exist(self._target)
+        check_exists(self._target)
         if is_url(self._target):
             return self._target
         with self._lock:

@@ -18,14 +18,14 @@ from uuid import UUID
 from servicebroker.model.errors import ServiceBrokerError
 
 
-class LateAnswers(StrEnum):
+class LateAnswerTreatment(StrEnum):
     """The treatment of an answer that arrives too late."""
 
     DROP = "drop"
     HANDLE = "handle"
 
 
-_MARKS = {LateAnswers.DROP: 0x534244, LateAnswers.HANDLE: 0x534248}  # SBD and SBH in ASCII
+_MARKS = {LateAnswerTreatment.DROP: 0x534244, LateAnswerTreatment.HANDLE: 0x534248}  # SBD and SBH in ASCII
 _MARK_SHIFT, _HIGH_SHIFT, _VERSION_SHIFT, _LOW_SHIFT = 104, 80, 76, 64  # bits: the layout above
 _LOW_BITS = 12  # of the seconds, after the version
 _VARIANT_BITS = 0b10 << 62
@@ -62,12 +62,12 @@ class RequestTimeout(ServiceBrokerError, TimeoutError):
         self.handle, self.reason = handle, reason
 
 
-def request_group(until: datetime, late: LateAnswers, random: UUID) -> UUID:
+def request_group(until: datetime, late: LateAnswerTreatment, random: UUID) -> UUID:
     """Return the conversation group of a request. Its answer is reserved for the caller until the time `until`."""
     return _group(math.ceil(until.timestamp()), late, random.int & _RANDOM_MASK)
 
 
-def late_groups(now: datetime, late: LateAnswers) -> tuple[UUID, UUID]:
+def late_groups(now: datetime, late: LateAnswerTreatment) -> tuple[UUID, UUID]:
     """Return the lowest and the highest group of requests whose time has passed.
 
     Other groups may lie between them: see `is_request`.
@@ -75,7 +75,7 @@ def late_groups(now: datetime, late: LateAnswers) -> tuple[UUID, UUID]:
     return _group(0, late, 0), _group(math.floor(now.timestamp()), late, _RANDOM_MASK)
 
 
-def groups_of(late: LateAnswers) -> tuple[UUID, UUID]:
+def groups_of(late: LateAnswerTreatment) -> tuple[UUID, UUID]:
     """Return the lowest and the highest group of the requests whose late answers are treated so, as `late_groups`."""
     lowest = _MARKS[late] << _MARK_SHIFT
     return UUID(int=lowest), UUID(int=lowest + (1 << _MARK_SHIFT) - 1)
@@ -91,7 +91,7 @@ def all_groups() -> tuple[UUID, UUID]:
     return UUID(int=min(_MARKS.values()) << _MARK_SHIFT), UUID(int=(max(_MARKS.values()) + 1 << _MARK_SHIFT) - 1)
 
 
-def _group(seconds: int, late: LateAnswers, random: int) -> UUID:
+def _group(seconds: int, late: LateAnswerTreatment, random: int) -> UUID:
     high, low = seconds >> _LOW_BITS, seconds & ((1 << _LOW_BITS) - 1)
     return UUID(
         int=_MARKS[late] << _MARK_SHIFT

@@ -11,7 +11,7 @@ from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, check_handle, check_seconds
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.messages import Message, read_error
-from servicebroker.model.requests import LateAnswers, RequestError, request_group
+from servicebroker.model.requests import LateAnswerTreatment, RequestError, request_group
 from servicebroker.model.wording import short_repr
 from servicebroker.operations.begin import IDEMPOTENCY_TTL_S, BeginDialog
 from servicebroker.operations.operation import Composite
@@ -37,7 +37,7 @@ class _Asked:
     idempotency_key: str | None = None
     idempotency_ttl: int = IDEMPOTENCY_TTL_S
     keep: float = KEEP_S
-    late_answers: str = LateAnswers.DROP.value
+    late_answers: str = LateAnswerTreatment.DROP.value
 
     def begin(self) -> BeginDialog:
         """Return the BEGIN DIALOG of the request."""
@@ -55,10 +55,10 @@ class _Asked:
 
     def _group(self, now: datetime, timeout: float, random: UUID) -> UUID:
         check_seconds("keep", self.keep)
-        if self.late_answers not in list(LateAnswers):
+        if self.late_answers not in list(LateAnswerTreatment):
             raise BrokerError(402, "late_answers", short_repr(self.late_answers), '"drop" or "handle"')
         until = now + timedelta(seconds=timeout + self.keep)
-        return request_group(until, LateAnswers(self.late_answers), random)
+        return request_group(until, LateAnswerTreatment(self.late_answers), random)
 
     def send(self, handle: UUID) -> Send[int]:
         """Return the SEND of the request."""

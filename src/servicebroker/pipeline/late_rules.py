@@ -88,7 +88,7 @@ def _write_late(pipeline: Pipeline, rules: list[MessageRule]) -> Counter[str]:
     if late is None:
         return Counter()
     table, quarantine = target(pipeline, rules[0].table), target(pipeline, pipeline.quarantine)
-    table.ensure()
+    table.create_or_extend()
     readable = Counter(late.messages)
     unreadable_files: list[DataFile] = []
 

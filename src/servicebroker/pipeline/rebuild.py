@@ -63,7 +63,7 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
     if not bronze.exists():
         raise InstanceError("There is no bronze table yet: 'pipeline run' creates it.")
     if not location.exists():  # the columns of an existing table are replaced too
-        table_target.ensure()
+        table_target.create_or_extend()
     with location.raising_instance_errors():
         change = partial(_rebuild, pipeline, rules, table_target, location, bronze)
         quarantined = commit_with_retry(location, change, _MAX_ATTEMPTS)
@@ -127,7 +127,7 @@ def _open_tombstones(table_target: Target) -> TableVersion | None:
         return None
     location = table_target.tombstones.table
     if not location.exists():  # the columns of an existing table are replaced too
-        table_target.tombstones.ensure()
+        table_target.tombstones.create_or_extend()
     return location.open()
 
 

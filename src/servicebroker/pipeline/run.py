@@ -164,7 +164,7 @@ def running(
     check_settings(config or {})
     with LastRun.recording(pipeline) as last_run:
         for table in pipeline.table_names():
-            target(pipeline, table).ensure()
+            target(pipeline, table).create_or_extend()
         _check_queues(pipeline)
         is_foreign_session = is_running()
         spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master, config=config)

@@ -93,7 +93,7 @@ class EmbeddedServer:
         Raises:
             InstanceError: the folder has no server; and as `start`.
         """
-        cls.must_exist(folder)
+        cls.check_exists(folder)
         return cls.start(folder, accepts_copies=accepts_copies, watches=watches)
 
     @staticmethod
@@ -119,7 +119,7 @@ class EmbeddedServer:
         return Cluster(Path(os.path.realpath(folder)), server_user()).running_url()
 
     @classmethod
-    def must_exist(cls, folder: Path | str) -> None:
+    def check_exists(cls, folder: Path | str) -> None:
         """Raise unless a server has been created in the folder.
 
         Raises:

@@ -110,7 +110,7 @@ return coalesce(
 -- Lock the service and the contract of a new dialog, and return the service's queue. Null: the service or the contract
 -- is gone, or the queue's catalog version is not `version`. A session that alters or drops one of them
 -- (engine/catalog/services.py, engine/catalog/alter.py), or wants the database alone
--- (engine/catalog/database_users.py), waits for our transaction, or has committed before our SELECT. So this is a
+-- (engine/catalog/database_transactions.py), waits for our transaction, or has committed before our SELECT. So this is a
 -- function of two statements: the SELECT needs a snapshot that is younger than the lock.
 create or replace function servicebroker.own_queue(
     database integer, service integer, contract integer, version bigint default null

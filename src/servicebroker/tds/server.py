@@ -193,7 +193,7 @@ def _logged(work: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def tds_served(
+def serve_tds(
     instance: Instance, host: str, port: int, *, certificate: Path | None = None, key: Path | None = None
 ) -> Iterator[int]:
     """Serve SQL Server's clients at host and port during the block. Yield the port; port 0 chooses a free one.

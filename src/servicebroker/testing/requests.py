@@ -12,7 +12,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import SetAsideMessage, advise_replay, describe_dead_letter
-from servicebroker.model.requests import LateAnswers, RequestTimeout, is_request, late_groups
+from servicebroker.model.requests import LateAnswerTreatment, RequestTimeout, is_request, late_groups
 from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, ends_conversation
@@ -123,7 +123,7 @@ def process_late_answers(
 def late_answers_to_handle(database: Database, queue: Queue) -> Sequence[UUID]:
     """Return the requests with a late answer that is left to `process_late_answers`."""
     with database._verb() as session:
-        return late_requests(session, queue, session.now, LateAnswers.HANDLE)
+        return late_requests(session, queue, session.now, LateAnswerTreatment.HANDLE)
 
 
 def end_unless_ended(verbs: Verbs, handle: UUID) -> None:
@@ -137,11 +137,11 @@ def end_unless_ended(verbs: Verbs, handle: UUID) -> None:
 
 def drop_late(session: Session, queue: Queue) -> None:
     """End requests with a late answer that shall be dropped."""
-    for handle in late_requests(session, queue, session.now, LateAnswers.DROP):
+    for handle in late_requests(session, queue, session.now, LateAnswerTreatment.DROP):
         end_conversation(session, EndConversation(handle))
 
 
-def late_requests(session: Session, queue: Queue, now: datetime, late: LateAnswers) -> Sequence[UUID]:
+def late_requests(session: Session, queue: Queue, now: datetime, late: LateAnswerTreatment) -> Sequence[UUID]:
     """Return the requests with a late answer in the queue, the oldest first."""
     lowest, highest = late_groups(now, late)
     candidates = sorted(

@@ -42,13 +42,13 @@ class TsqlProcedure:
 def _log_listener(output: Callable[[str], None]) -> Callable[[ScriptOutput], None]:
     """Return a listener that writes messages and errors to `output`, and drops result sets."""
 
-    def tell(output_item: ScriptOutput) -> None:
+    def log_output(output_item: ScriptOutput) -> None:
         if isinstance(output_item, Message):
             output(output_item.text)
         elif isinstance(output_item, TsqlError):
             output(output_item.shown())
 
-    return tell
+    return log_output
 
 
 def resolve(database: Database, name: str) -> TsqlProcedure | None:

@@ -15,7 +15,7 @@ from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.catalog.databases import ensure_database, find_database, is_trustworthy
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.engine.security.authorization import authorize_login
-from servicebroker.engine.security.module_signatures import are_trusted, find_logins, find_users
+from servicebroker.engine.security.module_signatures import are_trusted, find_certificate_users, find_logins
 from servicebroker.engine.security.principals import (
     find_impersonated,
     find_impersonated_login,
@@ -294,7 +294,7 @@ class Context:
         Modules that it calls do not inherit them; dynamic SQL does.
         """
         user = self.database.user
-        also = self.ask(find_users(user.database_id, signers)) if signers and not user.is_dbo else ()
+        also = self.ask(find_certificate_users(user.database_id, signers)) if signers and not user.is_dbo else ()
         if also != user.also:
             self.database = SessionDatabase(self._machine, user.database, user._replace(also=also))
 
@@ -494,7 +494,11 @@ def _find_user_in(principal: ActingPrincipal, name: str, signers: Sequence[bytes
             is_trusted = yield from are_trusted(database_id, name, signers)
         principal = yield from find_login_of(principal, everywhere=is_trusted)
     user = yield from find_user_of(database_id, principal)
-    return user._replace(also=(yield from find_users(database_id, signers))) if signers and not user.is_dbo else user
+    return (
+        user._replace(also=(yield from find_certificate_users(database_id, signers)))
+        if signers and not user.is_dbo
+        else user
+    )
 
 
 def database_of(machine: Machine, name: Name) -> SessionDatabase:

@@ -14,7 +14,7 @@ import servicebroker as sb
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import Claimed, ReadRequest
-from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.mirrored_pairs import StoredPair
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import NewTarget, TargetLocation, lifetime_of
 from servicebroker.engine.security.known_brokers import MAX_OF_CERTIFICATE, KnownBroker
@@ -133,7 +133,7 @@ class StorePair:
             self.database.end_conversation(endpoint.handle)
             self.tables.end(endpoint)
 
-    def route(self, row: Row) -> None:
+    def route(self, row: StoredPair) -> None:
         """Create a route to the mirrored pair of this row."""
         addresses = {"address": row.address, "mirror_address": row.mirror_address}
         self.database.create_route("pair", service_name="Nobody", broker_instance=FAR, **addresses)
@@ -497,15 +497,15 @@ def test_a_certificate_is_known_as_at_most_a_thousand_brokers(store_pair: StoreP
 def test_the_highest_timeline_of_a_pair_is_kept(store_pair: StorePair) -> None:
     """Shares may hear of a promotion at different times. For a pair without a route nothing is stored."""
     pair = Elsewhere(Address("one", 4022), Address("two", 4022))
-    first = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "The first.")
+    first = StoredPair("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "The first.")
     unrouted = first._replace(mirror_address="TCP://three:4022")
     store_pair.route(first)
 
-    def save_and_read(*rows: Row) -> list[object]:
+    def save_and_read(*rows: StoredPair) -> list[object]:
         for store in (store_pair.real, store_pair.double):
             with store.transaction():
                 store.save_pairs([*rows, unrouted])
-            assert store.pairs() == [pair]
+            assert store.find_routed_pairs() == [pair]
         return [store.known_pairs([pair])[pair] for store in (store_pair.real, store_pair.double)]
 
     late = first._replace(timeline=2, evidence=b"older", explanation="Late.")
@@ -516,9 +516,9 @@ def test_the_highest_timeline_of_a_pair_is_kept(store_pair: StorePair) -> None:
 
 
 def test_a_pair_saved_while_its_route_is_dropped_is_not_read(store_pair: StorePair) -> None:
-    row = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "It was.")
+    row = StoredPair("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "It was.")
     store_pair.route(row)
     with store_pair.real.transaction():
         store_pair.real.save_pairs([row])
         store_pair.database.drop_route("pair")
-    assert store_pair.real.pairs() == []
+    assert store_pair.real.find_routed_pairs() == []

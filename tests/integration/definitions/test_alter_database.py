@@ -13,7 +13,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.engine.catalog.database_options import new_broker
-from servicebroker.engine.catalog.database_users import lock_database
+from servicebroker.engine.catalog.database_transactions import lock_database
 from servicebroker.store.running import run
 from support import (
     CONTRACT,

@@ -74,7 +74,7 @@ def seen(endpoint, pipe):
 def make(pipe):
     for name in pipe.table_names():
         assert not target(pipe, name).plan_schema_change()
-        target(pipe, name).ensure()
+        target(pipe, name).create_or_extend()
 
 
 def land_some(pipe):
@@ -158,15 +158,15 @@ def test_only_one_of_concurrent_writers_writes_a_version(lake):
 def test_plain_files_of_a_batch_are_in_a_store_once(endpoint, lake, tmp_path):
     pipe = Pipeline("test", lake, (QUEUE,), (ORDER,), format="parquet", checkpoints=tmp_path)
     into = target(pipe, "orders")
-    into.ensure()
+    into.create_or_extend()
     rows = pa.table({"id": [1], "note": ["cut off"]})
-    cut = write_parquet(iter(rows.to_batches()), into.staged, rows.schema)[0]
+    cut = write_parquet(iter(rows.to_batches()), into.stage_folder, rows.schema)[0]
     name = "batch-q-0000000000-0000-of-0002.parquet"
     filesystem_of(into.folder).move(f"_staged/{cut.name}", name)
     for _ in range(2):
         land(pipe, "q", 0, batch(order(1), order(2)))
         assert names_in(into.folder, ".parquet") == [name.replace("of-0002", "of-0001")]
-        assert names_in(into.staged, ".parquet") == []
+        assert names_in(into.stage_folder, ".parquet") == []
 
 
 def test_the_sink_writes_into_a_store_and_reads_it_back(lake):
@@ -275,7 +275,7 @@ def test_a_run_of_spark_lands_in_tables_of_iceberg(database, lake, endpoint, tmp
     "ask",
     [
         lambda pipe: target(pipe, "orders").plan_schema_change(),
-        pytest.param(lambda pipe: target(pipe, "orders").ensure(), marks=pytest.mark.full),
+        pytest.param(lambda pipe: target(pipe, "orders").create_or_extend(), marks=pytest.mark.full),
         pytest.param(lambda pipe: status(replace(pipe, format="parquet", messages=())), marks=pytest.mark.full),
     ],
 )

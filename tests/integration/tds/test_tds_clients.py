@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 import servicebroker as sb
-from servicebroker.tds.server import tds_served
+from servicebroker.tds.server import serve_tds
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE
 from tds_clients import CLIENTS, Client, ClientError, NotInstalled, Parameter, Server, Tsql
 
@@ -59,7 +59,7 @@ TYPES_IN = [
 @pytest.fixture(scope="module")
 def port(instance: sb.Instance) -> Iterator[int]:
     instance.database("master", create=True).execute_tsql(f"ALTER LOGIN sa WITH PASSWORD = '{PASSWORD}'")
-    with tds_served(instance, "127.0.0.1", 0) as port:
+    with serve_tds(instance, "127.0.0.1", 0) as port:
         yield port
 
 

@@ -28,7 +28,7 @@ from servicebroker.tds.byte_reader import encode_utf16
 from servicebroker.tds.client_session import ClientSession
 from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.packets import END_OF_MESSAGE, RESET_SESSION, PacketType
-from servicebroker.tds.server import tds_served
+from servicebroker.tds.server import serve_tds
 from servicebroker.tds.tokens import Status
 from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
@@ -43,7 +43,7 @@ NVARCHAR_4000 = SqlType("nvarchar", 4000)
 def port(instance: sb.Instance) -> Iterator[int]:
     """The port of a server for the module's instance, with the password of sa."""
     instance.database("master", create=True).execute_tsql(f"ALTER LOGIN sa WITH PASSWORD = '{PASSWORD}'")
-    with tds_served(instance, "127.0.0.1", 0) as port:
+    with serve_tds(instance, "127.0.0.1", 0) as port:
         yield port
 
 
@@ -374,7 +374,7 @@ def test_python_tds_reports_errors(driver: Any) -> None:
 
 def test_the_server_stops_while_clients_wait(instance: sb.Instance, port: int, database: sb.Database) -> None:
     with ExitStack() as running:
-        other = running.enter_context(tds_served(instance, "127.0.0.1", 0))
+        other = running.enter_context(serve_tds(instance, "127.0.0.1", 0))
         with RawClient(other) as client:
             client.sign_in("sa", PASSWORD, database.name)
             client.send(PacketType.SQL_BATCH, NO_HEADERS + encode_utf16("WAITFOR DELAY '00:01:00'"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from servicebroker.activation.output import capturing_stdout
+from servicebroker.activation.output import capture_stdout
 from servicebroker.activation.procedures import Form, find_registered, load
 from support import refused
 
@@ -136,6 +136,6 @@ def test_captured_output_passes_questions_to_the_terminal(tmp_path: Path, monkey
     """A prompt asks the terminal for its width."""
     with (tmp_path / "out").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
-        with capturing_stdout():
+        with capture_stdout():
             assert sys.stdout is not file
             assert (sys.stdout.fileno(), sys.stdout.isatty()) == (file.fileno(), False)

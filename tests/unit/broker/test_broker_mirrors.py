@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servicebroker.broker.mirrors import Mirrors
-from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.mirrored_pairs import StoredPair
 from servicebroker.protocol.mirroring import (
     ANSWER_TIMEOUT_S,
     NEVER,
@@ -90,7 +90,7 @@ def test_a_change_is_stored_once_and_again_after_a_failure() -> None:
     mirrors.heard(B, MIRROR)
     mirrors.heard(A, FIRST)
     text = "TCP://a:1 is the principal: it says so, on timeline 1, and its commits wait for a standby."
-    row = Row("TCP://a:1", "TCP://b:1", "TCP://a:1", "c", 1, b"", text)
+    row = StoredPair("TCP://a:1", "TCP://b:1", "TCP://a:1", "c", 1, b"", text)
     assert mirrors.take_news() == [row]
     mirrors.heard(A, FIRST)
     assert mirrors.take_news() == []

@@ -252,7 +252,7 @@ def test_two_cores_are_for_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_are_for_more_than_four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, expected in ((1, 1), (2, 1), (4, 1), (5, 2), (8, 4), (16, MAX_PROCESSES), (64, MAX_PROCESSES)):
         monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
-        assert shares.are_many_cores() == (cores > CORES_OF_ONE_PROCESS)
+        assert shares.has_many_cores() == (cores > CORES_OF_ONE_PROCESS)
         if cores > CORES_OF_ONE_PROCESS:
             assert shares.max_shares(in_processes=True) == expected
 

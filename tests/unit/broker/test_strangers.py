@@ -30,7 +30,7 @@ from servicebroker.broker.transport.accepting import Acceptor, Terms, Visitor
 from servicebroker.broker.transport.sockets import Network
 from servicebroker.broker.transport.stream import OUTBOX_BYTES, OWNER_OUTBOX_BYTES, Stream
 from servicebroker.broker.transport.tls import Tls
-from servicebroker.cli.descriptor_limit import MIN_DESCRIPTORS, raise_limit
+from servicebroker.cli.descriptor_limit import MIN_DESCRIPTORS, raise_descriptor_limit
 from servicebroker.engine.catalog.network_endpoints import SUPPORTED
 from servicebroker.protocol.admission import SlotLimits
 from servicebroker.protocol.routing import Address
@@ -315,9 +315,9 @@ def test_the_limit_of_descriptors_is_raised() -> None:
     expected = MIN_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MIN_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1_024), hard))
     try:
-        raise_limit()
+        raise_descriptor_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (expected, hard)
-        raise_limit()
+        raise_descriptor_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (expected, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -283,7 +283,7 @@ class StubReader(readers.Reader):
 @pytest.fixture
 def pool(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> ReaderPool:
     monkeypatch.setattr(readers, "Reader", StubReader)
-    monkeypatch.setattr(readers, "must_exist", lambda target: None)
+    monkeypatch.setattr(readers, "check_exists", lambda target: None)
     return ReaderPool("postgresql://host/database")
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from servicebroker.dashboard.remedies import buttons
-from servicebroker.engine.conversation.requests import LateAnswersOfQueue
+from servicebroker.engine.conversation.requests import LateAnswerCount
 from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
 from servicebroker.engine.diagnosis.daemon_findings import judge_daemon_version
 from servicebroker.engine.diagnosis.disk_usage import DiskUsage, SlotUsage, TableUsage, judge_disk_usage, largest
@@ -82,7 +82,7 @@ TALK = ConversationFacts(
 )  # fmt: skip
 
 
-LATE = LateAnswersOfQueue("Shop.dbo.Web", 3, True)
+LATE = LateAnswerCount("Shop.dbo.Web", 3, True)
 COMMITS = CommitFacts("east, west", "on", False, 0, None)
 TABLE_LOCK = TableLockFacts(4711, "bob", "psql", "servicebroker.routes", 1, AGO)
 
@@ -368,7 +368,7 @@ def test_all_is_well() -> None:
             ["queue Shop.dbo.Web", "3 late answers to requests should have been dropped", "servicebroker serve"],
         ),
         (
-            {"late": [LATE._replace(answers=1, is_to_be_dropped=False)]},
+            {"late": [LATE._replace(answers=1, are_dropped=False)]},
             ["Nobody handles 1 late answer to a request", "process_late_answers"],
         ),
         ({"unfinished": [UNFINISHED]}, ["the peer's limit", "certificate drop mallory"]),

@@ -14,7 +14,7 @@ import servicebroker as sb
 from servicebroker.api.instance import CONNECTION_TIMEOUT_S
 from servicebroker.cli import health as module
 from servicebroker.cli.commands.activator import TURN_TIMEOUT_S
-from servicebroker.cli.health import Health, health_served
+from servicebroker.cli.health import Health, serve_health
 
 NOWHERE = "postgresql://127.0.0.1:1/none"
 
@@ -107,7 +107,7 @@ def test_a_silent_postgres_holds_one_probe(monkeypatch: pytest.MonkeyPatch, capl
 
 def test_answers(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "servicebroker")
-    with health_served("127.0.0.1:0", never) as health:
+    with serve_health("127.0.0.1:0", never) as health:
         port = int(caplog.messages[-1].partition("/livez")[0].rpartition(":")[2])
         assert ask(port, "/livez") == (200, "ok\n")
         assert ask(port, "/readyz") == (503, "The program has not begun.\n")
@@ -118,5 +118,5 @@ def test_answers(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("address", ["everywhere", "127.0.0.1:70000"])
 def test_an_invalid_address_is_refused(address: str) -> None:
-    with pytest.raises(sb.BrokerError, match="--health"), health_served(address, never):
+    with pytest.raises(sb.BrokerError, match="--health"), serve_health(address, never):
         pass

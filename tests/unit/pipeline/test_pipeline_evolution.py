@@ -91,7 +91,7 @@ def test_a_widened_table_is_one_new_version_and_knows_its_batches(tmp_path):
         land(before, "q", number, batch(body(number, f'{{"id": {number}, "price": 1.10}}')))
     version = DeltaTable(before.folder("orders")).version()
     after = with_columns(tmp_path, Column("id", "long"), Column("price", "decimal(9,4)", True))
-    target(after, "orders").ensure()
+    target(after, "orders").create_or_extend()
     delta_table = DeltaTable(after.folder("orders"))
     assert (delta_table.version(), delta_table.transaction_version("q")) == (version + 1, 2)
     land(after, "q", 2, batch(body(2, '{"id": 2, "price": 1.10}')))
@@ -109,13 +109,13 @@ def test_a_batch_beside_a_change_of_the_table_is_refused_or_waits(tmp_path, monk
     before = with_columns(tmp_path, Column("id", "integer"))
     land(before, "q", 0, batch(body(0, '{"id": 0}')))
     after = with_columns(tmp_path, Column("id", "long"))
-    known = target_module._without_known
+    known = target_module._remove_known_messages
 
     def change_concurrently(into, there, files):
-        target(after, "orders").ensure()
+        target(after, "orders").create_or_extend()
         return known(into, there, files)
 
-    monkeypatch.setattr(target_module, "_without_known", change_concurrently)
+    monkeypatch.setattr(target_module, "_remove_known_messages", change_concurrently)
     with pytest.raises(InstanceError, match=r"'id' of the table .+ is long and cannot become integer"):
         land(before, "q", 1, batch(body(1, '{"id": 1}')))
     monkeypatch.undo()
@@ -139,7 +139,7 @@ def test_a_foreign_table_is_used_if_it_fits(tmp_path):
     pipe = pipeline(tmp_path, bronze="", unconfigured="quarantine")
     write_deltalake(pipe.folder("orders"), pa.table({"ID": pa.array([1])}))
     with pytest.raises(InstanceError, match="'ID'"):
-        target(pipe, "orders").ensure()
+        target(pipe, "orders").create_or_extend()
 
 
 def test_quarantine_is_read_into_the_new_shape(tmp_path):
@@ -156,7 +156,7 @@ def test_a_table_is_made_anew_from_bronze(tmp_path):
     compact(before, 168)
     after = with_columns(tmp_path, Column("number", "string", source="id"))
     with pytest.raises(InstanceError, match="'number' is new"):
-        target(after, "orders").ensure()
+        target(after, "orders").create_or_extend()
     version = DeltaTable(after.folder("orders")).version()
     assert rebuild(after, "orders") == ("orders", 1, 3)
     delta_table = DeltaTable(after.folder("orders"), version=version + 1)

@@ -175,7 +175,7 @@ def test_a_batch_is_in_every_table_once(make_lake, make_pipe, kind):
         pipe = make_pipe(ORDER, STOCK, DAYS)
         for name in pipe.table_names():
             assert not target(pipe, name).plan_schema_change()
-            target(pipe, name).ensure()
+            target(pipe, name).create_or_extend()
         bad = message(2, b'{"id": "x"}')
         first = batch(order(1), bad, stock(3, 1, "old"), stock(4, 2, "b"),
                       *(message(5 + at, json.dumps({"id": at, "note": note}).encode(), "Day", minutes=900 * at)
@@ -199,7 +199,7 @@ def test_a_batch_is_in_every_table_once(make_lake, make_pipe, kind):
 def test_only_one_of_concurrent_writers_writes_a_batch(lake, make_pipe):
     pipe = make_pipe()
     into = target(pipe, "orders")
-    into.ensure()
+    into.create_or_extend()
     for round_ in range(5):
         together, landed = threading.Barrier(3), []
 
@@ -241,7 +241,7 @@ def test_a_commit_behind_another_is_refused_and_looks_again(lake, make_pipe):
 
 def test_a_slow_writer_of_a_batch_without_files_does_not_set_the_batch_back(lake, make_pipe):
     into = target(make_pipe(), "orders")
-    into.ensure()
+    into.create_or_extend()
     for number in (0, 2):  # of a table without a snapshot, and with one
         slow, fast = into.table.open(), into.table.open()
         fast.add([], ("q", number))
@@ -302,13 +302,13 @@ def test_a_table_follows_its_rule_by_icebergs_own_evolution(lake, make_pipe):
         "gets its column price as decimal(9,2), which is decimal(5,2)",
         "gets its column id as long, which is integer",
     ]
-    target(after, "orders").ensure()
+    target(after, "orders").create_or_extend()
     assert lake.version("orders") == snapshot  # no file is written
     land(after, "q", 1, batch(body(1, f'{{"id": {2**40}, "price": 1234567.89, "new": "y"}}')))
     rows = sorted((row["id"], row["price"], row["old"], row["new"]) for row in lake.rows("orders"))
     assert rows == [(0, Decimal("1.10"), "x", None), (2**40, Decimal("1234567.89"), None, "y")]
     finer = make_pipe(replace(ORDER, columns=(Column("id", "long"), Column("price", "decimal(11,4)", True))))
-    target(finer, "orders").ensure()  # which Iceberg does not promote: its files are written anew
+    target(finer, "orders").create_or_extend()  # which Iceberg does not promote: its files are written anew
     assert (lake.kinds("orders")["price"], len(lake.table("orders").metadata["snapshots"])) == ("decimal(11,4)", 3)
     land(finer, "q", 1, batch(body(1, '{"id": 1}')))  # has landed
     assert sorted(row["id"] for row in lake.rows("orders")) == [0, 2**40]
@@ -328,7 +328,7 @@ def test_a_table_follows_its_rule_by_icebergs_own_evolution(lake, make_pipe):
 def test_an_impossible_schema_change_is_refused(lake, make_pipe, columns, more, complaint):
     land(make_pipe(), "q", 0, batch(order(1)))
     into = target(make_pipe(replace(ORDER, columns=columns, **more)), "orders")
-    for look in (into.plan_schema_change, into.ensure):
+    for look in (into.plan_schema_change, into.create_or_extend):
         with pytest.raises(InstanceError, match=complaint):
             look()
 
@@ -405,7 +405,7 @@ def test_hours_are_counted_into_a_table_of_icebergs(lake, make_pipe):
 def test_files_of_a_snapshot_are_on_disk_before_the_catalog_names_it(lake, make_pipe, monkeypatch):
     pipe = make_pipe()
     into = target(pipe, "orders")
-    into.ensure()
+    into.create_or_extend()
     flushed, commit = set(), SqlCatalog.commit_table
 
     def record_flush(place):
@@ -471,12 +471,12 @@ def test_a_missing_or_unreachable_catalog_is_reported(tmp_path, monkeypatch, mak
     nowhere = {"catalog": {"lake": {"uri": "http://127.0.0.1:9"}}}
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", nowhere)
     with pytest.raises(InstanceError, match="'lake' cannot be opened"):
-        target(make_pipe(), "orders").ensure()
+        target(make_pipe(), "orders").create_or_extend()
 
 
 def test_without_pyiceberg_the_error_names_the_extra(monkeypatch, make_pipe, capsys):
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
     catalog.cache_clear()
     with pytest.raises(ModuleNotFoundError) as missing:
-        target(make_pipe(), "orders").ensure()
+        target(make_pipe(), "orders").create_or_extend()
     assert EXTRAS[(missing.value.name or "").partition(".")[0]] == "iceberg"

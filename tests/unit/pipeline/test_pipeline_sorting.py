@@ -360,7 +360,7 @@ def test_a_rule_that_is_mended_behind_its_table_leaves_the_message_in_quarantine
 def test_queues_that_land_at_the_same_time_all_land(tmp_path):
     rule = replace(ORDER, key=("id",))
     pipe = pipeline(tmp_path, rule)
-    target(pipe, "orders").ensure()
+    target(pipe, "orders").create_or_extend()
     together, failed = threading.Barrier(3), []
 
     def go(query):
@@ -417,10 +417,10 @@ def test_another_table_in_the_same_place_is_refused(tmp_path):
     land(pipeline(tmp_path), "q", 0, batch(order(1)))
     other = MessageRule("Order", "json", "orders", (Column("other", "long", source="id"),))
     with pytest.raises(InstanceError, match="'other' is new in the table"):
-        target(pipeline(tmp_path, other), "orders").ensure()
+        target(pipeline(tmp_path, other), "orders").create_or_extend()
     divided = MessageRule("Order", "json", "orders", ORDER.columns, partition_by=("_date",))
     with pytest.raises(InstanceError, match="partitioned by nothing, not by _date"):
-        target(pipeline(tmp_path, divided), "orders").ensure()
+        target(pipeline(tmp_path, divided), "orders").create_or_extend()
 
 
 def test_parquet_files_that_have_landed_stay_when_their_batch_comes_again_with_less(tmp_path):

@@ -14,7 +14,12 @@ from typing import TypeVar
 
 import psycopg
 
-from servicebroker.engine.catalog.database_users import UserTransaction, end_users, find_users, lock_database
+from servicebroker.engine.catalog.database_transactions import (
+    DatabaseTransaction,
+    end_transactions,
+    find_transactions,
+    lock_database,
+)
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.aio.concurrency import sleep
@@ -52,16 +57,16 @@ async def run_exclusively(
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if termination.no_wait:
                 raise in_use from None
-        await _wait_for_end(connection, database_id, await run(connection, find_users(database_id)), deadline)
+        await _wait_for_end(connection, database_id, await run(connection, find_transactions(database_id)), deadline)
         attempt += 1
 
 
 async def _wait_for_end(
-    connection: AsyncDirectConnection, database_id: int, transactions: list[UserTransaction], deadline: float | None
+    connection: AsyncDirectConnection, database_id: int, transactions: list[DatabaseTransaction], deadline: float | None
 ) -> None:
     """Wait until all these transactions have ended. At the deadline, terminate them."""
-    while set(await run(connection, find_users(database_id))) & set(transactions):
+    while set(await run(connection, find_transactions(database_id))) & set(transactions):
         if deadline is not None and time.monotonic() >= deadline:
-            await run(connection, end_users(transactions))
+            await run(connection, end_transactions(transactions))
             return
         await sleep(_POLL_INTERVAL_S)

@@ -21,7 +21,7 @@ from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
 from servicebroker.cli import shutdown
 from servicebroker.cli.existing_instance import open_existing
-from servicebroker.cli.health import HEARTBEAT_TIMEOUT_S, health_served
+from servicebroker.cli.health import HEARTBEAT_TIMEOUT_S, serve_health
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import HEALTH_VARIABLE, HealthOption, PatienceOption
 from servicebroker.cli.programs import POLL_S, RETRY_PAUSE_S, ProcessGroup, end
@@ -205,7 +205,7 @@ def activator(
     with open_existing(config.instance) as instance:
         runner = Activator(instance.database(config.database), config, patience)
         shutdown.at_signal(runner.stop, runner.terminate_now, timeout_s=patience)
-        with health_served(health, runner.is_stopping, TURN_TIMEOUT_S) as probes:
+        with serve_health(health, runner.is_stopping, TURN_TIMEOUT_S) as probes:
             _log.info("Programs are started by the notifications in %s.", config.queue)
             probes.begin(instance.url)
             runner.run(probes.record_heartbeat)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from servicebroker.cli import shutdown
-from servicebroker.cli.descriptor_limit import raise_limit
+from servicebroker.cli.descriptor_limit import raise_descriptor_limit
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import DEFAULT_INSTANCE
 from servicebroker.cli.output import say
@@ -103,7 +103,7 @@ def dashboard(
         raise typer.BadParameter("--proxy-header and --proxy-address go together")
     networks = tuple(map(_network, proxy_address or ()))
     log_to_standard_error(as_json=False)
-    raise_limit()
+    raise_descriptor_limit()
     token = new_token() if people is None and proxy_header is None else None
     hosts = {*(name or ()), *(LOOPBACK if shown in LOOPBACK else ()), shown}
     # not `envvar`: Typer splits the value of a repeatable option at blanks

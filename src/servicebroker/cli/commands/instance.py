@@ -14,7 +14,7 @@ import typer
 from servicebroker.api.shared.open import open_instance
 from servicebroker.api.shared.preparation import prepare
 from servicebroker.cli.diagnosed_instance import diagnose
-from servicebroker.cli.existing_instance import must_exist, open_existing
+from servicebroker.cli.existing_instance import check_exists, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
@@ -88,7 +88,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check the consistency of the stored data; exit code 1 if there are problems or a check has failed."""
-    must_exist(instance)
+    check_exists(instance)
     if mend:
         _settle_upgraded(instance)
         with open_existing(instance) as opened, opened.connection() as connection:
@@ -133,7 +133,7 @@ def dump(file: FileArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> Non
     """Write a consistent copy to a file: conversations, messages and your own tables. The instance may be in use."""
     if file.exists():
         raise InstanceError(f"'{file}' exists already: name another file.")
-    must_exist(instance)
+    check_exists(instance)
     with _server(instance) as url:
         copies.dump(url, file)
     say(f"The instance is in {file}. Copy its key folder too: it opens the master keys.")
@@ -201,7 +201,7 @@ def adopt(
     """Adapt a restored copy to this server's transaction ids. Run this before any program uses the copy."""
     choice = _choose_identifier(identifier)
     if choice != KEEP and not yes and not _is_copy(instance):
-        must_exist(instance)
+        check_exists(instance)
         typer.confirm(
             f"'{without_password(instance)}' looks like an original, not like a copy: {LOST[choice]} Go on?",
             abort=True,
@@ -275,7 +275,7 @@ def _restore_target(target: str) -> Iterator[str]:
 @contextmanager
 def _prepared(target: str) -> Iterator[str]:
     """Yield the URL of an existing instance, which may be a copy, after upgrading its schema."""
-    must_exist(target)
+    check_exists(target)
     with _server(target, accepts_copies=True) as url:
         prepare(url, accepts_copies=True)
         yield url

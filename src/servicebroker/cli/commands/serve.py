@@ -17,16 +17,16 @@ import typer
 from servicebroker.activation.activate import activate
 from servicebroker.activation.alerts import Alert, alerts
 from servicebroker.activation.host import Host
-from servicebroker.activation.output import capturing_stdout
+from servicebroker.activation.output import capture_stdout
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, registry
-from servicebroker.broker.shares import are_many_cores
+from servicebroker.broker.shares import has_many_cores
 from servicebroker.cli import shutdown
-from servicebroker.cli.descriptor_limit import raise_limit
-from servicebroker.cli.existing_instance import must_exist
-from servicebroker.cli.health import health_served
+from servicebroker.cli.descriptor_limit import raise_descriptor_limit
+from servicebroker.cli.existing_instance import check_exists
+from servicebroker.cli.health import serve_health
 from servicebroker.cli.http_server import HOST_AND_PORT, parse_address, serve_wsgi
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import (
@@ -37,7 +37,7 @@ from servicebroker.cli.options import (
     PatienceOption,
     finite,
 )
-from servicebroker.cli.tds_listener import parse_tds_listener, tds_running
+from servicebroker.cli.tds_listener import parse_tds_listener, serve_tds_clients
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -141,43 +141,46 @@ def serve(
     listener = None if listen is None else parse_listener(listen, encryption, authentication)
     alert = Alert(alert_command, alert_webhook)
     log_to_standard_error(as_json=as_json)
-    raise_limit()
-    stopping = _Shutdown(patience)
+    raise_descriptor_limit()
+    shutdown_request = _Shutdown(patience)
     outage = Outage(_log, f"The database is tried again every {CONNECT_RETRY_S:g} seconds")
-    with health_served(health, lambda: stopping.is_requested) as probes:
-        while not stopping.is_requested:
+    with serve_health(health, lambda: shutdown_request.is_requested) as probes:
+        while not shutdown_request.is_requested:
             try:
-                must_exist(instance)
-                with open_instance(instance, keys=keys) as opened:
+                check_exists(instance)
+                with open_instance(instance, keys=keys) as opened_instance:
                     outage.end()
-                    if urls_of_hosts(opened.url):
+                    if urls_of_hosts(opened_instance.url):
                         _log.warning("%s", _SEVERAL_HOSTS)
                     daemon = Daemon(
-                        opened.url,
-                        opened.clock,
+                        opened_instance.url,
+                        opened_instance.clock,
                         listener=listener,
-                        keys=opened.key_folder(),
-                        # without --processes and for 1 the load decides the number of shares (partitions); with more
-                        # processes, or on many cores, each share but the first has a process of its own
+                        keys=opened_instance.key_folder(),
+                        # None: the load decides the number of shares (partitions), as without --processes
                         shares=processes if processes != 1 else None,
-                        in_processes=are_many_cores() if processes is None else processes > 1,
+                        # True: each share but the first has a process of its own
+                        in_processes=has_many_cores() if processes is None else processes > 1,
                     )
-                    stopping.daemon = daemon
-                    probes.begin(opened.url)
-                    with contextlib.ExitStack() as running:
-                        running.enter_context(_metrics_served(opened, metrics))
-                        running.enter_context(capturing_stdout())
-                        if not stopping.is_requested and daemon.wait_for_promotion():
-                            running.enter_context(alerts(opened, alert))
+                    shutdown_request.daemon = daemon
+                    probes.begin(opened_instance.url)
+                    with contextlib.ExitStack() as services:
+                        services.enter_context(_serve_metrics(opened_instance, metrics))
+                        services.enter_context(capture_stdout())
+                        if not shutdown_request.is_requested and daemon.wait_for_promotion():
+                            services.enter_context(alerts(opened_instance, alert))
                             readers = activate(
-                                opened, procedures=procedures or (), interval=activation_interval, patience=patience
+                                opened_instance,
+                                procedures=procedures or (),
+                                interval=activation_interval,
+                                patience=patience,
                             )
-                            stopping.host = running.enter_context(readers)
-                            running.enter_context(tds_running(opened, clients))
-                        stopping.repeat_request()  # for a signal that came before daemon and host existed
-                        gc.freeze()  # imported modules are not garbage: collections need not visit them
+                            shutdown_request.host = services.enter_context(readers)
+                            services.enter_context(serve_tds_clients(opened_instance, clients))
+                        shutdown_request.repeat_request()  # for a signal that came before daemon and host existed
+                        gc.freeze()  # keeps imported modules out of garbage collections
                         if tds_only:
-                            stopping.wait()
+                            shutdown_request.wait()
                         else:
                             daemon.run()
                     return
@@ -185,11 +188,11 @@ def serve(
                 if not is_url(instance):
                     raise
                 outage.report(problem)
-                stopping.wait(CONNECT_RETRY_S)
+                shutdown_request.wait(CONNECT_RETRY_S)
 
 
 @contextlib.contextmanager
-def _metrics_served(instance: Instance, address: str | None) -> Iterator[None]:
+def _serve_metrics(instance: Instance, address: str | None) -> Iterator[None]:
     """Serve /metrics at HOST:PORT during the block; None: do nothing."""
     if address is None:
         yield
@@ -260,4 +263,4 @@ class _Shutdown:
 
     def _terminate_now(self) -> None:
         if self.host is not None:
-            self.host.hurry()
+            self.host.end_calls_now()

@@ -19,7 +19,7 @@ import typer
 from rich.cells import cell_len
 
 from servicebroker.activation.activate import activate
-from servicebroker.activation.output import capturing_stdout
+from servicebroker.activation.output import capture_stdout
 from servicebroker.activation.task import LOG as ACTIVATION_LOG
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
@@ -105,7 +105,7 @@ def _run(
     with (
         activation_log_deferred(databases) if expanded is not None else nullcontext(),
         open_instance(instance) as opened,
-        activation_running(opened),
+        run_activation(opened),
         Session(opened.database(database, create=True), handler) as session,
     ):
         if expanded is not None:
@@ -121,13 +121,13 @@ def _run(
 
 
 @contextmanager
-def activation_running(instance: Instance) -> Iterator[None]:
+def run_activation(instance: Instance) -> Iterator[None]:
     """Run activation procedures during the block, and up to `SETTLE_TIMEOUT_S` longer for its last messages.
 
     Messages that are left then wait for the daemon, or for the next `servicebroker sql`.
     """
     host = activate(instance, patience=STOP_TIMEOUT_S)
-    with capturing_stdout():
+    with capture_stdout():
         host.start()
         try:
             yield

@@ -21,8 +21,8 @@ import typer
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
 from servicebroker.cli import shutdown
-from servicebroker.cli.existing_instance import must_exist
-from servicebroker.cli.health import Health, health_served
+from servicebroker.cli.existing_instance import check_exists
+from servicebroker.cli.health import Health, serve_health
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import (
     DEFAULT_INSTANCE,
@@ -67,20 +67,20 @@ def worker(
 ) -> None:
     """Run the workers of a module until SIGTERM or Ctrl-C; messages in progress are finished."""
     log_to_standard_error(as_json=as_json)
-    must_exist(instance)
+    check_exists(instance)
     stop_requested = threading.Event()
     if processes > 1 or reload:
         kill_requested = threading.Event()
         shutdown.at_signal(stop_requested.set, kill_requested.set, timeout_s=patience)
         if not reload:
             find_workers(target)  # raises an error in this process, before children are started
-        with health_served(health, stop_requested.is_set) as probes:
+        with serve_health(health, stop_requested.is_set) as probes:
             _supervise(target, processes, patience, stop_requested, kill_requested, probes, instance, reloads=reload)
         return
     workers = find_workers(target)
     shutdown.at_signal(stop_requested.set, shutdown.kill_all, timeout_s=patience)
     connections = sum(worker.concurrency or concurrency for worker in workers) + _SPARE_CONNECTIONS
-    with health_served(health, stop_requested.is_set) as probes:
+    with serve_health(health, stop_requested.is_set) as probes:
         if workers[0].is_async:
             unopened = AsyncInstance(instance, connections=connections, keys=keys)
             asyncio.run(_run_async(unopened, database, workers, concurrency, stop_requested, probes))

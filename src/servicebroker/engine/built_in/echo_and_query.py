@@ -1,4 +1,6 @@
-"""The built-in service returns an Echo and answers a Query (docs/reference/rules.md#built-in-objects).
+"""The built-in service of each database: it sends an Echo back and answers a Query, the diagnosis by a peer.
+
+See docs/reference/rules.md#built-in-objects.
 
 Only target endpoints answer, so that two of these services never answer each other for ever.
 """
@@ -14,7 +16,7 @@ from servicebroker.engine.catalog.catalog import Catalog, Queue
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.receive import name_rows, receive, with_default_names
 from servicebroker.engine.conversation.send import send
-from servicebroker.engine.delivery.transmission import lock_free
+from servicebroker.engine.delivery.transmission import lock_available
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED
 from servicebroker.model.errors import BrokerError
@@ -38,7 +40,7 @@ def answer_built_in(now: datetime) -> Steps[bool]:
     Returns True if messages remain: more than the limits, or on a conversation that another session has locked.
     """
     rows = yield SQL(  # leaves out tables without a page, which have no message
-        "answer_built_in", (names.SERVICE_BROKER, names.FIRST_USER_ID)
+        "answer_built_in.find_queues", (names.SERVICE_BROKER, names.FIRST_USER_ID)
     )
     is_left = False
     for row in rows:
@@ -50,24 +52,22 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
     rows = yield Statement(
         "echo_and_query.answer_queue",
         "select conversation_handle, pg_try_advisory_xact_lock($1, uuid_hash(conversation_group_id)) "
-        "and pg_try_advisory_xact_lock_shared($2, 0), is_alone "  # as `lock_parking`
+        "and pg_try_advisory_xact_lock_shared($2, 0), has_lost_peer "  # `lock_parking`: no delivery of parked messages
         "from (select m.conversation_handle, m.conversation_group_id, "
-        "e.far_handle is not null and p.conversation_handle is null as is_alone "
+        "e.far_handle is not null and peer.conversation_handle is null as has_lost_peer "
         f"from servicebroker.queue_{queue.queue_id} m "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+        "left join servicebroker.conversation_endpoints peer on peer.conversation_handle = e.far_handle "
         "where not e.is_initiator group by 1, 2, 3 order by min(m.queuing_order) limit $3) waiting",
         (locks.CONVERSATION_GROUP, locks.PARKED_DELIVERY, MAX_CONVERSATIONS),
     )
-    own_endpoints = {handle: is_alone for handle, is_ours, is_alone in rows if is_ours}
-    free = (
-        (yield from lock_free([handle for handle, is_alone in own_endpoints.items() if not is_alone]))
-        if own_endpoints
-        else set()
-    )
-    finished = [handle for handle, is_alone in own_endpoints.items() if is_alone or handle in free]
-    is_left = len(finished) < len(rows) or len(rows) == MAX_CONVERSATIONS
-    for handle in finished:
+    locked = {handle: has_lost_peer for handle, is_locked, has_lost_peer in rows if is_locked}
+    with_locked_peer: set[UUID] = set()
+    if locked:
+        with_locked_peer = yield from lock_available([handle for handle, is_lost in locked.items() if not is_lost])
+    answerable = [handle for handle, has_lost_peer in locked.items() if has_lost_peer or handle in with_locked_peer]
+    is_left = len(answerable) < len(rows) or len(rows) == MAX_CONVERSATIONS
+    for handle in answerable:
         is_left |= yield from _answer(queue, handle, now)
     return is_left
 

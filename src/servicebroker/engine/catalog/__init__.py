@@ -20,7 +20,7 @@ waited for the new state.
 
 **Where.** CREATE of contracts, queues and services, and their lookup: `catalog.py`. ALTER and DROP QUEUE, DROP
 CONTRACT: `alter.py`; ALTER and DROP SERVICE: `services.py`. ALTER DATABASE: `database_options.py`, `read_only.py`;
-transactions that use a database: `database_users.py`. The objects of a database as one value:
+transactions that use a database: `database_transactions.py`. The objects of a database as one value:
 `current_application.py`. Every other kind of object has the file of its name. Begin with `create_service` in
 `catalog.py`, then `services.py`.
 """

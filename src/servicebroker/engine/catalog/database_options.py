@@ -32,16 +32,16 @@ def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[li
         BrokerError: 9772 an enabled database has the same identifier.
     """
     yield lock_delivery()
-    rows = yield SQL("enable_broker", (database_id,))
+    rows = yield SQL("enable_broker.find_same_identifier", (database_id,))
     if rows[0][1]:
         raise BrokerError(9772, rows[0][0])
-    yield from _switch(database_id, True)
+    yield from _set_broker_enabled(database_id, True)
     return (yield from deliver_everything(catalog, now))
 
 
 def disable_broker(database_id: int) -> Steps[None]:
     """DISABLE_BROKER: messages from and to its services wait in the transmission queue from now on."""
-    yield from _switch(database_id, False)
+    yield from _set_broker_enabled(database_id, False)
 
 
 def new_broker(database_id: int) -> Steps[None]:
@@ -72,7 +72,7 @@ def error_broker_conversations(database_id: int) -> Steps[None]:
     The caller runs ENABLE_BROKER afterwards.
     """
     handles = yield from lock_conversations("database_id = $1", database_id)
-    rows = yield SQL("error_broker_conversations", (database_id,))
+    rows = yield SQL("error_broker_conversations.find_endpoints", (database_id,))
     own = {handle for (handle,) in rows}
     yield from fail_endpoints(list(own), BrokerError(9719))
     yield store_remote_error(own, ConversationFailure.of(BrokerError(9720)))
@@ -94,8 +94,8 @@ def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
     yield SQL("set_trustworthy", (database_id, trustworthy))
 
 
-def _switch(database_id: int, enabled: bool) -> Steps[None]:
+def _set_broker_enabled(database_id: int, enabled: bool) -> Steps[None]:
     yield from check_writable(database_id)
-    yield SQL("switch", (database_id, enabled))
+    yield SQL("set_broker_enabled", (database_id, enabled))
     yield renew_versions()
     yield renew_routes(database_id)  # messages parked for its services may have a route to another instance

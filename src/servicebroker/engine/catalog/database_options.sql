@@ -1,6 +1,6 @@
 -- The statements of database_options.py.
 
--- name: enable_broker
+-- name: enable_broker.find_same_identifier
 select d.name, exists (select from servicebroker.databases o where o.database_id <> d.database_id
 and o.service_broker_guid = d.service_broker_guid and o.is_broker_enabled)
 from servicebroker.databases d where database_id = $1
@@ -22,7 +22,7 @@ delete from servicebroker.conversation_groups where service_id in
 -- name: new_broker.update_databases
 update servicebroker.databases set service_broker_guid = gen_random_uuid() where database_id = $1
 
--- name: error_broker_conversations
+-- name: error_broker_conversations.find_endpoints
 select conversation_handle from servicebroker.conversation_endpoints where database_id = $1
 
 -- name: honor_broker_priority
@@ -31,5 +31,5 @@ update servicebroker.databases set is_honor_broker_priority_on = $2 where databa
 -- name: set_trustworthy
 update servicebroker.databases set is_trustworthy_on = $2 where database_id = $1
 
--- name: switch
+-- name: set_broker_enabled
 update servicebroker.databases set is_broker_enabled = $2 where database_id = $1

@@ -15,8 +15,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# the tables that have rows of every database, and that definitions or conversations write
-_SHARED = (
+# tables with rows of all databases, which definitions or conversations write
+_SHARED_TABLES = (
     *("conversation_endpoints", "event_notifications", "broker_priorities", "routes", "services", "queues"),
     *("service_contracts", "message_types", "xml_schema_collections", "remote_service_bindings", "certificates"),
     *("master_keys", "permissions", "role_members", "principals", "tsql_modules", "tsql_schemas", "tsql_types"),
@@ -50,5 +50,7 @@ def check_writable(database_id: int) -> Steps[None]:
         raise BrokerError(3906, *rows[0])
 
 
-def _set_write_triggers(database_id: int, name: str, guarded: bool) -> Statement:
-    return SQL("set_write_triggers", (database_id, name, postgres_name(name, "dbo"), list(_SHARED), guarded))
+def _set_write_triggers(database_id: int, name: str, is_read_only: bool) -> Statement:
+    return SQL(
+        "set_write_triggers", (database_id, name, postgres_name(name, "dbo"), list(_SHARED_TABLES), is_read_only)
+    )

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from servicebroker.engine.conversation.endpoints import remove_endpoints
 from servicebroker.engine.conversation.failure import delete_parked
-from servicebroker.engine.delivery.transmission import lock_free
+from servicebroker.engine.delivery.transmission import lock_available
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -74,8 +74,9 @@ def remove_expired_endpoints(now: datetime, limit: int = 100) -> Steps[int]:
         "and e.state = 'DO' order by e.conversation_handle limit $2 for update skip locked",
         (now, limit),
     )
-    free = list((yield from lock_free([handle for (handle,) in rows])))  # locks the peers, whose rows are written too
-    if free:
-        yield delete_parked(free)
-        yield from remove_endpoints(free)
-    return len(free)
+    # the peers are locked too, because their rows are written
+    locked = list((yield from lock_available([handle for (handle,) in rows])))
+    if locked:
+        yield delete_parked(locked)
+        yield from remove_endpoints(locked)
+    return len(locked)

@@ -52,7 +52,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.handlers.schedules import Firing, ScheduledJob
 from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.poison import DeadLetterGroup, SetAsideMessage
-from servicebroker.model.requests import LateAnswers
+from servicebroker.model.requests import LateAnswerTreatment
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import ExpectedType
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
@@ -264,7 +264,7 @@ class OwnerVerbs:
     def find_late(self, queue_id: int) -> Steps[list[requests.LateAnswer]]:
         """Return requests in the queue whose answer is late and has to be handled."""
         return authorization.run_authorized(
-            requests.find_late(queue_id, self.settings.clock(), LateAnswers.HANDLE),
+            requests.find_late(queue_id, self.settings.clock(), LateAnswerTreatment.HANDLE),
             self.user,
             "RECEIVE",
             authorization.queue_number(queue_id),

@@ -16,6 +16,6 @@ select distinct s.queue_id from servicebroker.conversation_groups g
 join servicebroker.services s using (service_id) join servicebroker.databases d using (database_id)
 where g.conversation_group_id between $1 and $2 and not d.is_read_only order by 1
 
--- name: lock_free
-select l.handle from unnest($1::uuid[], $2::uuid[]) as l (handle, in_group)
-where pg_try_advisory_xact_lock($3, uuid_hash(l.in_group))
+-- name: lock_available_requests
+select request.handle from unnest($1::uuid[], $2::uuid[]) as request (handle, group_id)
+where pg_try_advisory_xact_lock($3, uuid_hash(request.group_id))

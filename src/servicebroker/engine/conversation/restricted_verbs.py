@@ -27,7 +27,7 @@ from servicebroker.model import names
 from servicebroker.model.conversation_events import VerbEvent
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import DelayedMessage, Message
-from servicebroker.model.requests import LateAnswers, late_groups
+from servicebroker.model.requests import LateAnswerTreatment, late_groups
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import ExpectedType
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
@@ -233,7 +233,7 @@ class RestrictedVerbs(OwnerVerbs):
     @override
     def find_late(self, queue_id: int) -> Steps[list[LateAnswer]]:
         """Return requests in the queue whose answer is late and has to be handled."""
-        lowest, highest = late_groups(self.settings.clock(), LateAnswers.HANDLE)
+        lowest, highest = late_groups(self.settings.clock(), LateAnswerTreatment.HANDLE)
         rows = yield call("late_answers", queue_id, lowest, highest)
         if rows:
             _refuse(rows[0][-1])

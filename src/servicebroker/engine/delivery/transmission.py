@@ -87,10 +87,10 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     wanted = [*parked, *unopened]
     if not wanted:
         return busy
-    free = yield from lock_free(wanted)
-    yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
-    yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
-    return busy + [handle for handle in wanted if handle not in free]
+    locked = yield from lock_available(wanted)
+    yield from _deliver_parked(catalog, [handle for handle in parked if handle in locked], now)
+    yield from _open_all(catalog, [handle for handle in unopened if handle in locked], now)
+    return busy + [handle for handle in wanted if handle not in locked]
 
 
 def find_oldest_writer() -> Steps[int]:
@@ -130,9 +130,9 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
     """
     rows = yield SQL("match_again", (database_id,))
     waiting = [handle for (handle,) in rows]
-    free = (yield from lock_free(waiting)) if waiting else set()
-    yield from _open_all(catalog, [handle for handle in waiting if handle in free], now)
-    return [handle for handle in waiting if handle not in free]
+    locked = (yield from lock_available(waiting)) if waiting else set()
+    yield from _open_all(catalog, [handle for handle in waiting if handle in locked], now)
+    return [handle for handle in waiting if handle not in locked]
 
 
 def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[bool]:
@@ -149,10 +149,10 @@ def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[
     if not rows[0][0]:
         return True
     yield from deliver_kept(kept_handles, now)
-    free = yield from lock_free(wanted)
-    yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
-    yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
-    return bool(kept_handles) or len(free) < len(wanted)
+    locked = yield from lock_available(wanted)
+    yield from _deliver_parked(catalog, [handle for handle in parked if handle in locked], now)
+    yield from _open_all(catalog, [handle for handle in unopened if handle in locked], now)
+    return bool(kept_handles) or len(locked) < len(wanted)
 
 
 def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
@@ -185,10 +185,10 @@ PATH_IS_FREE = (
 )
 
 
-def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
-    """Lock these endpoints and their peers, without those that other sessions have locked. Returns the handles."""
-    rows = yield SQL("lock_free.lock_endpoints", (handles,))
-    peers = yield SQL("lock_free.lock_peers", ([peer for _, peer in rows if peer is not None],))
+def lock_available(handles: list[UUID]) -> Steps[set[UUID]]:
+    """Lock these endpoints and their peers, and return the handles. Skips those that other sessions have locked."""
+    rows = yield SQL("lock_available.lock_endpoints", (handles,))
+    peers = yield SQL("lock_available.lock_peers", ([peer for _, peer in rows if peer is not None],))
     locked_peers = {handle for (handle,) in peers}
     return {handle for handle, peer in rows if peer is None or peer in locked_peers}
 

@@ -49,11 +49,11 @@ select pg_try_advisory_xact_lock_shared($1, 0) and coalesce(bool_and(pg_try_advi
 from (select distinct far_service from servicebroker.conversation_endpoints
 where conversation_handle = any ($3) order by far_service) waiting
 
--- name: lock_free.lock_endpoints
+-- name: lock_available.lock_endpoints
 select conversation_handle, far_handle from servicebroker.conversation_endpoints
 where conversation_handle = any ($1) for update skip locked
 
--- name: lock_free.lock_peers
+-- name: lock_available.lock_peers
 select conversation_handle from servicebroker.conversation_endpoints
 where conversation_handle = any ($1) for update skip locked
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.conversation.requests import LateAnswersOfQueue
+from servicebroker.engine.conversation.requests import LateAnswerCount
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import DeadLettersOfQueue, ProcessStatus
 from servicebroker.engine.diagnosis.tds_clients import TdsRefusalCount, TdsServerStatus
@@ -272,7 +272,7 @@ class Facts(NamedTuple):
     processes: Sequence[ProcessStatus] = ()
     publications: Sequence[BlockingPublication] = ()
     unfinished: Sequence[UnfinishedOfPeer] = ()
-    late: Sequence[LateAnswersOfQueue] = ()
+    late: Sequence[LateAnswerCount] = ()
     commits: CommitFacts = CommitFacts()
     table_locks: Sequence[TableLockFacts] = ()
     tds_servers: Sequence[TdsServerStatus] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from servicebroker.engine.conversation.requests import LateAnswersOfQueue
+from servicebroker.engine.conversation.requests import LateAnswerCount
 from servicebroker.engine.delivery.opening import NO_TRANSPORT
 from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, Facts, QueueFacts, WaitFacts
 from servicebroker.engine.diagnosis.findings import NO_REASON, UNEXPLAINED_WAIT, Finding, Remedy, Severity, duration
@@ -167,7 +167,7 @@ def judge_waits(facts: Facts) -> Iterator[Finding]:
             yield _waiting(wait)
 
 
-def judge_late(late: Iterable[LateAnswersOfQueue]) -> Iterator[Finding]:
+def judge_late(late: Iterable[LateAnswerCount]) -> Iterator[Finding]:
     """Report late answers to requests that no program handles or drops."""
     for answers in late:
         yield _late(answers)
@@ -197,9 +197,9 @@ def _waiting(wait: WaitFacts) -> Finding:
     )
 
 
-def _late(late: LateAnswersOfQueue) -> Finding:
+def _late(late: LateAnswerCount) -> Finding:
     answers = counted(late.answers, "late answer to a request", "late answers to requests")
-    if late.is_to_be_dropped:
+    if late.are_dropped:
         return Finding(
             f"queue {late.queue}",
             f"{answers} should have been dropped within half a minute.",

@@ -1,7 +1,9 @@
 """Mirrored pairs: pairs of servers (primary and standby) to which mirrored routes lead.
 
-For each pair the known primary ("principal" in Service Broker's words) and its highest known timeline are stored. Also
-reads the role of this server, which may belong to a pair itself.
+A route with MIRROR_ADDRESS names two servers. The broker sends to the primary ("principal" in Service Broker's words),
+and must not believe a former primary. So the highest timeline of each pair is stored, with the primary's signature.
+
+Also reads the role of this server, which may belong to a pair itself.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _HAS_ROUTE = (
 )
 
 
-class Row(NamedTuple):
+class StoredPair(NamedTuple):
     """A stored pair. `principal` is the primary's address, None while unknown; `explanation` has the reason.
 
     `system` is the system identifier of the PostgreSQL cluster, `evidence` the primary's signature of it and the
@@ -43,38 +45,40 @@ class Row(NamedTuple):
 
 def find_timelines(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, KnownTimeline]]:
     """Return the highest known timeline of each of these pairs."""
-    timelines = {_pair(row): KnownTimeline(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
+    timelines = {
+        _to_pair(row): KnownTimeline(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())
+    }
     return {pair: timelines.get(pair, KnownTimeline()) for pair in pairs}
 
 
-def pairs() -> Steps[list[Elsewhere]]:
+def find_routed_pairs() -> Steps[list[Elsewhere]]:
     """Return the stored pairs to which a route leads.
 
     `forget_unused` may have missed a pair that was stored while its route was dropped, so the query checks the routes.
     """
     rows = yield Statement(
-        "mirrored_pairs.pairs",
+        "mirrored_pairs.find_routed_pairs",
         f"select {_COLUMNS} from servicebroker.mirrored_pairs p where {_HAS_ROUTE}",
     )
-    return [_pair(Row(*row)) for row in rows]
+    return [_to_pair(StoredPair(*row)) for row in rows]
 
 
 def find_explanations() -> Steps[dict[Elsewhere, str]]:
     """Return a sentence for each pair: the chosen server and the reason, or the reason why none was chosen."""
-    return {_pair(row): row.explanation for row in (yield from find_pairs())}
+    return {_to_pair(row): row.explanation for row in (yield from find_pairs())}
 
 
-def find_pairs() -> Steps[list[Row]]:
+def find_pairs() -> Steps[list[StoredPair]]:
     """Return the stored pairs."""
     rows = yield Statement(
         "mirrored_pairs.find_pairs",
         f"select {_COLUMNS} from servicebroker.mirrored_pairs",
     )
-    return [Row(*row) for row in rows]
+    return [StoredPair(*row) for row in rows]
 
 
-def save(rows: Sequence[Row], now: datetime) -> Statement:
-    """Store these pairs, without those to which no route leads. `now` is stored as the time of the change.
+def save(rows: Sequence[StoredPair], now: datetime) -> Statement:
+    """Store these pairs, except pairs to which no route leads. `now` is stored as the time of the change.
 
     Within one cluster the highest timeline is kept, whatever the order of writers.
     """
@@ -91,11 +95,11 @@ def save(rows: Sequence[Row], now: datetime) -> Statement:
         "evidence = case when p.system = excluded.system and p.timeline > excluded.timeline then p.evidence "
         "else excluded.evidence end, "
         "explanation = excluded.explanation, since = excluded.since",
-        (*map(list, zip(*sorted(rows, key=_pair_of), strict=True)), now),
+        (*map(list, zip(*sorted(rows, key=_sort_key), strict=True)), now),
     )
 
 
-def _pair_of(row: Row) -> tuple[str, str]:
+def _sort_key(row: StoredPair) -> tuple[str, str]:
     """Return the sort key. All writers use this order, so two sessions that write equal pairs never deadlock."""
     return row.address, row.mirror_address
 
@@ -108,7 +112,7 @@ def forget_unused() -> Statement:
     )
 
 
-def _pair(row: Row) -> Elsewhere:
+def _to_pair(row: StoredPair) -> Elsewhere:
     address, mirror = parse_address(row.address), parse_address(row.mirror_address)
     assert isinstance(address, Address)
     return Elsewhere(address, mirror)
@@ -117,16 +121,17 @@ def _pair(row: Row) -> Elsewhere:
 def read_role() -> Steps[RoleReport]:
     """Return the server's role, its timeline, and whether its commits wait for a synchronous standby.
 
-    The role PRINCIPAL is certain only after the commit of a `proof`, which waits for the synchronous standby.
+    A former primary may still take itself for the primary. The role PRINCIPAL is certain only after the commit of
+    `write_proof`, which waits for the synchronous standby.
     """
     rows = yield SQL("read_role")
     is_standby, system, timeline, is_synchronous = rows[0]
     return RoleReport(Role.MIRROR if is_standby else Role.PRINCIPAL, system, timeline, is_synchronous)
 
 
-def proof() -> Steps[None]:
+def write_proof() -> Steps[None]:
     """Write a record, so that this transaction's commit waits for the synchronous standby, if the server has one.
 
     After that commit the standby also has all earlier commits of this server.
     """
-    yield SQL("proof")
+    yield SQL("write_proof")

@@ -8,5 +8,5 @@ else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint en
 current_setting('synchronous_standby_names') <> ''
 and current_setting('synchronous_commit') in ('on', 'remote_apply') from pg_control_system()
 
--- name: proof
+-- name: write_proof
 select pg_logical_emit_message(true, 'servicebroker', 'principal')

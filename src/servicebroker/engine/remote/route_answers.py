@@ -8,7 +8,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.end import end_conversation
-from servicebroker.engine.delivery.transmission import lock_free, match_again
+from servicebroker.engine.delivery.transmission import lock_available, match_again
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
@@ -57,10 +57,10 @@ def take_route_answers(catalog: Catalog, now: datetime) -> Steps[RouteAnswers]:
         return RouteAnswers([], [])
     if not requests[0].locks_delivery:
         return RouteAnswers([], [], again=True)
-    free = yield from lock_free(
+    locked = yield from lock_available(
         [request.handle for request in requests if request.state is not None and request.locks_group]
     )
-    unlocked = [request for request in requests if request.state is None or request.handle in free]
+    unlocked = [request for request in requests if request.state is None or request.handle in locked]
     failures: list[BrokerError] = []
     for request in unlocked:
         if request.state == EndpointState.ERROR:

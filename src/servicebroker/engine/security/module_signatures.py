@@ -47,9 +47,9 @@ def forget_signatures(module_id: int) -> Steps[None]:
     yield SQL("forget_signatures", (module_id,))
 
 
-def find_users(database_id: int, signers: Iterable[bytes]) -> Steps[tuple[int, ...]]:
+def find_certificate_users(database_id: int, signers: Iterable[bytes]) -> Steps[tuple[int, ...]]:
     """Return the users of a database that are mapped to the certificates with these thumbprints."""
-    rows = yield SQL("find_users", (database_id, list(signers)))
+    rows = yield SQL("find_certificate_users", (database_id, list(signers)))
     return tuple(principal_id for (principal_id,) in rows)
 
 
@@ -66,7 +66,7 @@ def are_trusted(database_id: int, database: str, signers: Iterable[bytes]) -> St
     """
     thumbprints = list(signers)
     (need,) = NEEDS["AUTHENTICATE"]
-    for principal_id in (yield from find_users(database_id, thumbprints)):
+    for principal_id in (yield from find_certificate_users(database_id, thumbprints)):
         rights = yield from find_rights(database_id, principal_id, database)
         if rights.has(need, Securable(Kind.DATABASE, 0, DBO_ID, database)):
             return True

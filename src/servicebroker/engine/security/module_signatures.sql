@@ -11,7 +11,7 @@ returning 1
 -- name: forget_signatures
 delete from servicebroker.module_signatures where module_id = $1
 
--- name: find_users
+-- name: find_certificate_users
 select principal_id from servicebroker.principals where database_id = $1
 and certificate_thumbprint = any ($2) order by principal_id
 

@@ -15,7 +15,7 @@ from servicebroker.engine.security.authorization import (
     user_named,
 )
 from servicebroker.engine.security.logins import PUBLIC_LOGIN_ID
-from servicebroker.engine.security.module_signatures import find_users
+from servicebroker.engine.security.module_signatures import find_certificate_users
 from servicebroker.engine.security.user_certificates import find_certificate
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
@@ -259,7 +259,7 @@ def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
     if operation.from_certificate is not None:
         certificate = yield from find_certificate("find", user.database_id, operation.from_certificate)
         thumbprint = certificate.facts.thumbprint
-        if (yield from find_users(user.database_id, [thumbprint])):
+        if (yield from find_certificate_users(user.database_id, [thumbprint])):
             raise BrokerError(15063)
     principal_id = yield from _create(user.database_id, name, False, postgres_role, login_id)
     if thumbprint is not None:

@@ -171,7 +171,7 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
         except InstanceError as problem:
             errors.append(str(problem))
         else:
-            results.append(Compacted(name, merged, written, removed + _remove_orphans(table_target.staged)))
+            results.append(Compacted(name, merged, written, removed + _remove_orphans(table_target.stage_folder)))
     if errors:
         raise InstanceError(" ".join([*errors, "The other tables are done."]))
     return results
@@ -228,7 +228,7 @@ def _replay(pipeline: Pipeline, rule: MessageRule, quarantine: TableLocation) ->
         if not decoded.indexes:
             continue
         table_target = target(pipeline, rule.table)
-        table_target.ensure()
+        table_target.create_or_extend()
         table_target.write_and_commit(decoded.rows, decoded.deletes, f"replay {uuid.uuid4()}", 0)
         keys = messages.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(decoded.indexes))
         with quarantine.raising_instance_errors():

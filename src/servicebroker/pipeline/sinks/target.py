@@ -72,14 +72,14 @@ class Target:
     tombstones: Target | None = None
 
     @property
-    def staged(self) -> Folder:
+    def stage_folder(self) -> Folder:
         """The folder of files that are not in the table yet: a commit moves them into it, or merges their rows."""
         return self.folder / STAGE_FOLDER
 
     def write(self, rows: pa.Table) -> list[DataFile]:
         """Write these rows into files. `commit` adds the files to the table."""
         if self.location is None or self.key:
-            return write_parquet(iter(rows.to_batches()), self.staged, rows.schema)
+            return write_parquet(iter(rows.to_batches()), self.stage_folder, rows.schema)
         if isinstance(self.location, DeltaLocation):  # columns are identified by name, so the log need not be read
             return self.location.write(rows, self.partition_by)
         return commit_with_retry(self.location, self.open_or_alter).write(rows)
@@ -110,20 +110,20 @@ class Target:
         """
         batch = query_id, batch_id
         if self.location is None:
-            _rename(self, files, *batch, adds_missing=adds_missing)
+            _commit_parquet_files(self, files, *batch, adds_missing=adds_missing)
         elif self.key:
-            _merge(self, files, deletes, batch)
+            _commit_keyed_rows(self, files, deletes, batch)
         else:
             is_new = commit_batch(
                 *(self.location, self.schema, files, batch),
                 partition_by=self.partition_by,
                 nullable=self.nullable,
-                only_new=lambda table, batch_files: _without_known(self, table, batch_files),
+                only_new=lambda table, batch_files: _remove_known_messages(self, table, batch_files),
             )
             if adds_missing and not is_new:
                 commit_with_retry(self.location, partial(_add_missing, self, files))
 
-    def ensure(self) -> None:
+    def create_or_extend(self) -> None:
         """Create the table if it is missing, and give it the columns that it lacks.
 
         Raises:
@@ -135,7 +135,7 @@ class Target:
             with self.location.raising_instance_errors():
                 commit_with_retry(self.location, self.open_or_alter)
         if self.tombstones:
-            self.tombstones.ensure()
+            self.tombstones.create_or_extend()
 
     def open_or_alter(self) -> TableVersion:
         """Return the newest version of the table, after adding the columns that it lacks."""
@@ -154,7 +154,7 @@ class Target:
     def last_batches(self) -> Callable[[str], int | None]:
         """Return a function from a query id to the query's last batch in the table; None if the table has none."""
         if self.location is None:
-            return partial(_last_named, names_in(self.folder, ".parquet"))
+            return partial(_last_batch_in_names, names_in(self.folder, ".parquet"))
         return self.location.open().last_batch if self.location.exists() else lambda query_id: None
 
     @property
@@ -194,7 +194,7 @@ def target(pipeline: Pipeline, table: str) -> Target:
 # ---------------------------------------------------------------- repeated messages
 
 
-def _without_known(target: Target, table: TableVersion, files: list[DataFile]) -> list[DataFile]:
+def _remove_known_messages(target: Target, table: TableVersion, files: list[DataFile]) -> list[DataFile]:
     """Return the files without messages that the table already has, as when an archive is read again.
 
     Reads only files of the table whose range of queuing_order, or of enqueue time, overlaps that of the new files. A
@@ -206,19 +206,19 @@ def _without_known(target: Target, table: TableVersion, files: list[DataFile]) -
     new_messages = [_columns(file, [*dict.fromkeys([target.order, target.time, *names])]) for file in files]
     positions = [rows.select([target.order, target.time]) for rows in new_messages]
     queue = _queue_of(target, files)
-    known_files = _overlapping(target, table, queue, pa.concat_tables(positions) if positions else None)
+    known_files = _find_overlapping_files(target, table, queue, pa.concat_tables(positions) if positions else None)
     known_messages = [read_columns(table, file, names) for file in known_files]
-    return _without(target, files, new_messages, known_messages) if known_messages else files
+    return _remove_messages(target, files, new_messages, known_messages) if known_messages else files
 
 
 def _add_missing(target: Target, files: list[DataFile]) -> None:
     """Add the rows of a recorded batch that the table lacks."""
     table = target.open_or_alter()
-    if new := _without_known(target, table, files):
+    if new := _remove_known_messages(target, table, files):
         table.replace_files([], new)
 
 
-def _without(
+def _remove_messages(
     target: Target, files: list[DataFile], new_messages: list[pa.Table], known_messages: list[pa.Table]
 ) -> list[DataFile]:
     """Return the files without `known_messages`. `new_messages` has the message keys of each file."""
@@ -229,11 +229,11 @@ def _without(
     new_files: list[DataFile] = []
     for file, rows in zip(files, new_messages, strict=True):
         repeated = rows.select(names).join(known_keys, keys=names, join_type="left semi").num_rows
-        new_files += [file] if not repeated else _rewritten(target, file, known_keys)
+        new_files += [file] if not repeated else _rewrite_without(target, file, known_keys)
     return new_files
 
 
-def _overlapping(
+def _find_overlapping_files(
     target: Target, table: TableVersion, queue: str | None, positions: pa.Table | None
 ) -> Iterable[TableFile]:
     """Yield files of the table that may hold messages of the queue in the same range of position or of time.
@@ -275,7 +275,7 @@ def _queue_of(target: Target, files: list[DataFile]) -> str | None:
     return None
 
 
-def _rewritten(target: Target, file: DataFile, known_keys: pa.Table) -> list[DataFile]:
+def _rewrite_without(target: Target, file: DataFile, known_keys: pa.Table) -> list[DataFile]:
     """Write a new file without the messages `known_keys`; no file if nothing remains."""
     import pyarrow as pa
 
@@ -303,16 +303,16 @@ def _read(folder: Folder, name: str, names: list[str] | None) -> pa.Table:
 # ---------------------------------------------------------------- tables with a key
 
 
-def _merge(target: Target, files: Sequence[DataFile], deletes: Sequence[DataFile], batch: Batch) -> None:
+def _commit_keyed_rows(target: Target, files: Sequence[DataFile], deletes: Sequence[DataFile], batch: Batch) -> None:
     """Apply a batch to the table's rows of its keys; the deletes first to the tombstone table."""
     if deletes and target.tombstones:
-        _apply(target.tombstones, deletes, (), batch)
-    _apply(target, files, deletes, batch)
+        _replace_rows(target.tombstones, deletes, (), batch)
+    _replace_rows(target, files, deletes, batch)
     for file in (*files, *deletes):
         remove(file.folder, file.name)
 
 
-def _apply(target: Target, files: Sequence[DataFile], deletes: Sequence[DataFile], batch: Batch) -> None:
+def _replace_rows(target: Target, files: Sequence[DataFile], deletes: Sequence[DataFile], batch: Batch) -> None:
     import pyarrow as pa
 
     def read(staged: Sequence[DataFile], schema: pa.Schema) -> pa.Table:
@@ -335,7 +335,9 @@ def _apply(target: Target, files: Sequence[DataFile], deletes: Sequence[DataFile
 # ---------------------------------------------------------------- plain Parquet files
 
 
-def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int, *, adds_missing: bool) -> None:
+def _commit_parquet_files(
+    target: Target, files: list[DataFile], query_id: str, batch_id: int, *, adds_missing: bool
+) -> None:
     """Move a batch's files into the table, under names with the batch, the file's number and the number of files.
 
     A batch is complete once all its files have their names. A repetition replaces the files of an incomplete batch. A
@@ -346,10 +348,10 @@ def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int,
     batch_names = [known for known in known_names if not known.startswith(f"{name}-{_LATE_PART}-")]
     is_complete = all(known.endswith(f"-of-{len(batch_names):04d}.parquet") for known in batch_names)
     if batch_names and is_complete:
-        new = _lacking(target, files, known_names) if adds_missing else []
+        new = _find_missing_rows(target, files, known_names) if adds_missing else []
         for file in files:
             if file not in new:
-                remove(target.staged, file.name)
+                remove(target.stage_folder, file.name)
         for file in new:
             move(target.folder, f"{STAGE_FOLDER}/{file.name}", f"{name}-{_LATE_PART}-{file.name}")
     else:
@@ -362,14 +364,14 @@ def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int,
     flush(target.folder)
 
 
-def _lacking(target: Target, files: list[DataFile], known_names: list[str]) -> list[DataFile]:
+def _find_missing_rows(target: Target, files: list[DataFile], known_names: list[str]) -> list[DataFile]:
     """Return the files without messages that the batch's files `known_names` in the table have."""
     names = [target.handle, target.number]
     known_messages = [_read(target.folder, known_name, names) for known_name in known_names]
-    return _without(target, files, [_columns(file, names) for file in files], known_messages)
+    return _remove_messages(target, files, [_columns(file, names) for file in files], known_messages)
 
 
-def _last_named(names: list[str], query_id: str) -> int | None:
+def _last_batch_in_names(names: list[str], query_id: str) -> int | None:
     """Return the last batch of a query, from file names; None if no file is of this query."""
     start = f"batch-{query_id}-"
     return max((int(name[len(start) :].partition("-")[0]) for name in names if name.startswith(start)), default=None)

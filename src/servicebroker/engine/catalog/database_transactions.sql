@@ -1,6 +1,7 @@
--- The statements of database_users.py.
+-- The statements of database_transactions.py.
 
--- name: find_users
+-- name: find_transactions
+-- the holders of a lock on a queue's table that is more than a read, or of the advisory lock of BEGIN DIALOG
 select distinct a.pid, a.xact_start from pg_locks l join pg_stat_activity a on a.pid = l.pid
 where (l.relation in (select to_regclass('servicebroker.queue_' || queue_id)
 from servicebroker.queues where database_id = $1)
@@ -14,7 +15,7 @@ select pg_advisory_xact_lock($1, $2)
 -- name: lock_database.reset_timeout
 set local lock_timeout = 0
 
--- name: end_users
+-- name: end_transactions
 select pg_terminate_backend(a.pid) from pg_stat_activity a
 join unnest($1::int[], $2::timestamptz[]) as chosen (pid, xact_start)
 on a.pid = chosen.pid and a.xact_start = chosen.xact_start

@@ -1,6 +1,6 @@
 """Transactions that use a broker database: find, wait for and end them.
 
-They have locks on its queue tables, or the lock of a transaction that begins dialogs in it.
+They are recognized by their locks: on its queue tables, or the advisory lock that BEGIN DIALOG takes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ SQL = SqlFile(__file__)
 _LOCK_TIMEOUTS_MS = (20, 20, 50, 50, 100, 100, 200, 200)
 
 
-class UserTransaction(NamedTuple):
+class DatabaseTransaction(NamedTuple):
     """A running transaction that uses a database."""
 
     pid: int
     xact_start: datetime
 
 
-def find_users(database_id: int) -> Steps[list[UserTransaction]]:
-    """Return transactions that have begun a dialog, sent or received in the database, not those that only read."""
-    rows = yield SQL("find_users", (database_id, locks.DATABASE_BEGIN))
-    return [UserTransaction(*row) for row in rows]
+def find_transactions(database_id: int) -> Steps[list[DatabaseTransaction]]:
+    """Return the transactions that have begun a dialog, sent or received in the database. Leaves out mere readers."""
+    rows = yield SQL("find_transactions", (database_id, locks.DATABASE_BEGIN))
+    return [DatabaseTransaction(*row) for row in rows]
 
 
 def lock_database(database_id: int, attempt: int) -> Steps[None]:
@@ -43,23 +43,30 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
     """
     order = "desc" if attempt % 2 else "asc"
     rows = yield Statement(
-        "database_users.lock_database.find_queues",
+        "database_transactions.lock_database.find_queues",
         f"select string_agg('servicebroker.queue_' || queue_id, ', ' order by queue_id {order}) "
         "from servicebroker.queues where database_id = $1",
         (database_id,),
     )
     timeout = _LOCK_TIMEOUTS_MS[attempt % len(_LOCK_TIMEOUTS_MS)]
-    yield Statement("database_users.lock_database.set_timeout", f"set local lock_timeout = {timeout}", prepared=False)
+    yield Statement(
+        "database_transactions.lock_database.set_timeout", f"set local lock_timeout = {timeout}", prepared=False
+    )
     yield lock_catalog()
     yield lock_delivery()
     yield SQL("lock_database.lock", (locks.DATABASE_BEGIN, database_id))
     if rows[0][0] is not None:
         yield Statement(
-            "database_users.lock_database.lock_queues", f"lock table {rows[0][0]} in exclusive mode", prepared=False
+            "database_transactions.lock_database.lock_queues",
+            f"lock table {rows[0][0]} in exclusive mode",
+            prepared=False,
         )
     yield SQL("lock_database.reset_timeout", prepared=False)
 
 
-def end_users(users: list[UserTransaction]) -> Steps[None]:
-    """WITH ROLLBACK: end the sessions of these transactions, without those that have started another one."""
-    yield SQL("end_users", ([user.pid for user in users], [user.xact_start for user in users]))
+def end_transactions(transactions: list[DatabaseTransaction]) -> Steps[None]:
+    """WITH ROLLBACK: end the sessions of these transactions, except sessions that have started another transaction."""
+    yield SQL(
+        "end_transactions",
+        ([transaction.pid for transaction in transactions], [transaction.xact_start for transaction in transactions]),
+    )
