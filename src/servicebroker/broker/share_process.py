@@ -140,7 +140,7 @@ def main(descriptor: int) -> None:
         begin: Begin = daemon.hear()
         logging.basicConfig(handlers=[DaemonsLog(daemon)], level=logging.WARNING)
         logging.getLogger("servicebroker").setLevel(begin.level)
-        gc.freeze()  # imported modules are not garbage: collections need not visit them
+        gc.freeze()  # keeps imported modules out of garbage collections
         try:
             ShareServer(daemon, begin).serve()
         except Exception as problem:

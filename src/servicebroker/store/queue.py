@@ -105,11 +105,11 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
     if retention:
         slots = {
             "delete": f"with gone as ({delete}",
-            "returning": f"returning g.*, g.xmax as deleter){retain_gone(queue_id)} select",
+            "returning": f"returning g.*, g.xmax as deleter){retain_rows(queue_id, 'gone')} select",
             "body": _part("kept_body", queue_id),
             "deleter": "g.deleter",
             "from_gone": "from gone g",
-            "retained": retain_gone(queue_id),
+            "retained": retain_rows(queue_id, "gone"),
         }
     slots["kept_body"] = _part("kept_body", queue_id)
     slots["first"] = _part("first", queue_id, **slots)
@@ -123,9 +123,9 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
     ]
 
 
-def retain_gone(queue_id: int) -> str:
-    """Return a further CTE for a statement whose CTE `gone` deletes received rows: it stores them for RETENTION."""
-    return _part("retain", queue_id)
+def retain_rows(queue_id: int, deleted: str) -> str:
+    """Return a further CTE that stores received rows for RETENTION. The CTE named `deleted` has deleted them."""
+    return _part("retain", queue_id, deleted=deleted)
 
 
 def quoted(name: str) -> str:

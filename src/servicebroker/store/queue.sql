@@ -998,7 +998,7 @@ case when g.is_shared then (select b.body from servicebroker.shared_bodies b
     select 0, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle, q.message_sequence_number,
            q.service_id, q.service_contract_id, q.message_type_id, q.validation, q.message_enqueue_time, q.is_shared,
            q.message_body
-      from gone q)
+      from {deleted} q)
 
 -- name: view
 create or replace view {schema}.{view} with (security_invoker = true) as

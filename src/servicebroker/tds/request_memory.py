@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-MAX_REQUEST_BYTES = 1_200 * 2**20  # a body of 512 MiB as nvarchar, with its statement
-MAX_BYTES = 2 * MAX_REQUEST_BYTES  # of all clients
-FREE_BYTES = 64 * 1024  # of each client, which are never refused
+MAX_REQUEST_BYTES = 1_200 * 2**20  # a body of 512 MiB takes 1,024 MiB as nvarchar; the rest is for its statement
+MAX_BYTES = 2 * MAX_REQUEST_BYTES  # all clients together
+FREE_BYTES = 64 * 1024  # a client that holds no more than this is never refused
 
 
 class RequestMemory:
@@ -14,6 +14,6 @@ class RequestMemory:
         self._bytes = 0
 
     def charge(self, change: int, held: int) -> bool:
-        """Count a change by a client that now holds `held` bytes. Return False if it has to give them up."""
+        """Count a change by a client that now holds `held` bytes. Return False if the limit is exceeded."""
         self._bytes += change
         return change <= 0 or held <= FREE_BYTES or self._bytes <= MAX_BYTES

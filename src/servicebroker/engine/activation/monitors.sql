@@ -7,14 +7,14 @@ select monitor_version from servicebroker.queues where queue_id = $1
 select pg_try_advisory_lock($1, $2)
 
 -- name: release_lease
-with gone as (delete from servicebroker.queue_monitors where queue_id = $2 and notified_version is null)
+with deleted as (delete from servicebroker.queue_monitors where queue_id = $2 and notified_version is null)
 select pg_advisory_unlock($1, $2)
 
 -- name: find_notified
 select receives from servicebroker.queue_monitors where queue_id = $1 and notified_version = $2
 
 -- name: listen_for
-with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid()
+with deleted as (delete from servicebroker.waiting_readers where pid = pg_backend_pid()
 and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity))
 insert into servicebroker.waiting_readers (queue_id, pid, is_monitor)
 select queue_id, pg_backend_pid(), true from unnest($1::int[]) as queue_id on conflict do nothing

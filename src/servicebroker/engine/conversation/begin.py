@@ -23,7 +23,7 @@ SQL = SqlFile(__file__)
 
 # BEGIN DIALOG. A priority that the application gives is stored in far_priority until the target is opened and reads it.
 _TEMPLATE = (
-    "with own as materialized (select servicebroker.own_queue($3, $2, $4, $11::bigint) as queue_id), {keyed}"
+    "with service as materialized (select servicebroker.own_queue($3, $2, $4, $11::bigint) as queue_id), {keyed}"
     "grouped as (select coalesce($1::uuid, gen_random_uuid()) as id, queue_id, {handle} as handle from {source} "
     "where queue_id is not null), "
     "made as (insert into servicebroker.conversation_groups select id, $2 from grouped "
@@ -40,15 +40,15 @@ _TEMPLATE = (
 )
 _DELETE_BATCH_KEYS = 1_000  # keys deleted in one transaction
 _HANDLE = "coalesce($10::uuid, gen_random_uuid())"
-_BEGIN = _TEMPLATE.format(keyed="", handle=_HANDLE, source="own")
+_BEGIN = _TEMPLATE.format(keyed="", handle=_HANDLE, source="service")
 # BEGIN DIALOG with an idempotency key. If two transactions insert the same key, the second waits for the first to end.
 _BEGIN_ONCE = _TEMPLATE.format(
     keyed="keyed as (insert into servicebroker.idempotency_keys as k "
-    f"select $2, $13, $14, {_HANDLE}, $16::timestamptz from own where queue_id is not null "
+    f"select $2, $13, $14, {_HANDLE}, $16::timestamptz from service where queue_id is not null "
     "on conflict (service_id, principal_id, key) do update set conversation_handle = excluded.conversation_handle, "
     "expires_at = excluded.expires_at where k.expires_at <= $15 returning conversation_handle), ",
     handle="conversation_handle",
-    source="own, keyed",
+    source="service, keyed",
 )
 
 

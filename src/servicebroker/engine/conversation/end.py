@@ -247,14 +247,14 @@ def answer_ends(queue_id: int, messages: Sequence[Message], now: datetime) -> St
     rows = yield SQL("answer_ends.find", (handles, queue_id, now))
     if not rows:
         return []
-    ended, levels, groups = ([*column] for column in zip(*rows, strict=True))
+    ended, priorities, groups = ([*column] for column in zip(*rows, strict=True))
     yield purge(
         f"queue_{queue_id}",
         "ctid = any (array("
-        "select m.ctid from unnest($1::uuid[], $2::smallint[], $3::uuid[]) as w (handle, level, own) "
-        f"cross join lateral (select q.ctid from servicebroker.queue_{queue_id} q where q.priority = w.level "
-        "and q.conversation_group_id = w.own and q.conversation_handle = w.handle offset 0) m))",
-        *(ended, levels, groups),
+        "select m.ctid from unnest($1::uuid[], $2::smallint[], $3::uuid[]) as ended (handle, priority, group_id) "
+        f"cross join lateral (select q.ctid from servicebroker.queue_{queue_id} q where q.priority = ended.priority "
+        "and q.conversation_group_id = ended.group_id and q.conversation_handle = ended.handle offset 0) m))",
+        *(ended, priorities, groups),
     )
     yield delete_parked(ended)
     yield from close_endpoints(ended, now)

@@ -19,7 +19,7 @@ MESSAGE_BODY = (  # the body of a message row, in any table of messages
 )
 DELETE_REFERENCES_SQL = (
     "delete from servicebroker.shared_body_readers where reader = any (array("
-    "select message_body from gone where is_shared))"
+    "select message_body from deleted where is_shared))"
 )
 NEW_REFERENCE_SQL = "uuid_send(gen_random_uuid())"
 
@@ -48,7 +48,7 @@ def purge(table: str, condition: str, *parameters: object) -> Statement:
     """Delete the rows of a message table that meet the condition, with their reference rows. No body is read."""
     return Statement(
         "shared_bodies.purge",
-        f"with gone as (delete from servicebroker.{table} where {condition} returning is_shared, message_body) "
+        f"with deleted as (delete from servicebroker.{table} where {condition} returning is_shared, message_body) "
         + DELETE_REFERENCES_SQL,
         parameters,
     )

@@ -11,12 +11,12 @@ join servicebroker.conversation_endpoints on conversation_handle = handle
 cross join generate_series(0, $3 - 1) i on conflict do nothing
 
 -- name: take
-with gone as (delete from servicebroker.trace_contexts t
+with deleted as (delete from servicebroker.trace_contexts t
 using unnest($1::uuid[], $2::bigint[]) with ordinality m (handle, number, place)
 join servicebroker.conversation_endpoints e on e.conversation_handle = handle
 where t.conversation_id = e.conversation_id and t.is_from_initiator = not e.is_initiator
 and t.message_sequence_number = number returning place, context)
-select context from gone order by place
+select context from deleted order by place
 
 -- name: find_contexts
 select message_sequence_number, context from servicebroker.trace_contexts
@@ -35,5 +35,5 @@ and t.message_sequence_number < below
 
 -- name: delete_old_traces
 with old as (select ctid from servicebroker.trace_contexts where stored_at < $1 limit $2),
-gone as (delete from servicebroker.trace_contexts where ctid = any (array(select ctid from old)) returning 1)
-select count(*) from gone
+deleted as (delete from servicebroker.trace_contexts where ctid = any (array(select ctid from old)) returning 1)
+select count(*) from deleted

@@ -361,12 +361,12 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
         return set()
     rows = yield Statement(
         "departing.remove",
-        "with gone as (delete from servicebroker.transmission_queue t "
+        "with deleted as (delete from servicebroker.transmission_queue t "
         "using unnest($1::uuid[], $2::bigint[]) a (handle, below) "
         "where t.conversation_handle = a.handle and t.message_sequence_number < a.below "
         "returning t.conversation_handle, t.is_end_of_dialog or t.is_conversation_error as is_end, t.is_shared, "
         f"case when t.is_shared then t.message_body end as message_body), unread as ({DELETE_REFERENCES_SQL}) "
-        "select conversation_handle from gone where is_end",
+        "select conversation_handle from deleted where is_end",
         (list(below), list(below.values())),
     )
     return {handle for (handle,) in rows}

@@ -20,15 +20,15 @@ values ($1, $5, $2, $3) on conflict (database_id, about, service_name) do update
 set conversation_handle = $3, answered = null where r.answered <= $4 returning 1
 
 -- name: ask.delete_last
-with gone as (delete from servicebroker.conversation_endpoints where conversation_handle = $1
+with deleted as (delete from servicebroker.conversation_endpoints where conversation_handle = $1
 returning conversation_group_id)
-delete from servicebroker.conversation_groups g using gone
-where g.conversation_group_id = gone.conversation_group_id
+delete from servicebroker.conversation_groups g using deleted
+where g.conversation_group_id = deleted.conversation_group_id
 
 -- name: ask.wake
 select pg_notify($1, '')
 
 -- name: forget_answered_requests
 with old as (select ctid from servicebroker.route_requests where answered < $1 limit 1000),
-gone as (delete from servicebroker.route_requests where ctid = any (array(select ctid from old)) returning 1)
-select count(*) from gone
+deleted as (delete from servicebroker.route_requests where ctid = any (array(select ctid from old)) returning 1)
+select count(*) from deleted

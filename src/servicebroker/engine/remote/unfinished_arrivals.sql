@@ -13,7 +13,7 @@ where e.conversation_handle = any ($1) and t.conversation_id = e.conversation_id
 and t.is_from_initiator = not e.is_initiator and t.message_sequence_number >= coalesce(a.receive_sequence, 0)
 
 -- name: drop_openings
-with gone as (delete from servicebroker.conversation_endpoints where conversation_handle = any (array(
+with deleted as (delete from servicebroker.conversation_endpoints where conversation_handle = any (array(
   select e.conversation_handle from servicebroker.conversation_endpoints e
   where e.conversation_handle = any ($1) and e.state = $2 and not e.is_initiator and e.is_remote
   and not exists (select from servicebroker.databases d where d.database_id = e.database_id and d.is_read_only)
@@ -21,11 +21,11 @@ with gone as (delete from servicebroker.conversation_endpoints where conversatio
     where a.conversation_handle = e.conversation_handle and a.receive_sequence > 0)
   and not exists (select from servicebroker.arrived_fragments f where f.conversation_handle = e.conversation_handle)
   for update skip locked)) returning conversation_handle, conversation_group_id),
-emptied as (delete from servicebroker.conversation_groups g using gone
-  where g.conversation_group_id = gone.conversation_group_id
+emptied as (delete from servicebroker.conversation_groups g using deleted
+  where g.conversation_group_id = deleted.conversation_group_id
   and not exists (select from servicebroker.conversation_endpoints e
-    where e.conversation_group_id = g.conversation_group_id and e.conversation_handle <> gone.conversation_handle))
-select conversation_handle from gone
+    where e.conversation_group_id = g.conversation_group_id and e.conversation_handle <> deleted.conversation_handle))
+select conversation_handle from deleted
 
 -- name: forget_openings
 select a.conversation_handle from servicebroker.arrivals a

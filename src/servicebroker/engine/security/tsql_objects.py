@@ -225,20 +225,21 @@ def check_schemas(uses: Iterable[Use]) -> None:
 
 
 _FIND = f"""
-select q.queue_id is not null, m.kind, s.schema_id is not null or lower(w.schema_name) = 'dbo',
-       to_regclass(format('%I.%I', w.postgres_schema, w.postgres_name)) is not null or m.module_id is not null,
-       coalesce(q.queue_id, o.object_id, 0), coalesce(q.owner_id, {DBO_ID}), coalesce(q.name, m.name, w.name),
-       case when lower(w.schema_name) = 'dbo' then {DBO_SCHEMA_ID} else coalesce(s.schema_id, 0) end, w.schema_name
+select q.queue_id is not null, m.kind, s.schema_id is not null or lower(used.schema_name) = 'dbo',
+       to_regclass(format('%I.%I', used.postgres_schema, used.postgres_name)) is not null or m.module_id is not null,
+       coalesce(q.queue_id, o.object_id, 0), coalesce(q.owner_id, {DBO_ID}), coalesce(q.name, m.name, used.name),
+       case when lower(used.schema_name) = 'dbo' then {DBO_SCHEMA_ID} else coalesce(s.schema_id, 0) end,
+       used.schema_name
   from unnest($2::text[], $3::text[], $4::text[], $5::text[]) with ordinality
-       as w (schema_name, name, postgres_schema, postgres_name, place)
+       as used (schema_name, name, postgres_schema, postgres_name, place)
   left join servicebroker.queues q
-    on q.database_id = $1 and q.postgres_schema = w.postgres_schema and q.postgres_name = w.postgres_name
+    on q.database_id = $1 and q.postgres_schema = used.postgres_schema and q.postgres_name = used.postgres_name
   left join servicebroker.tsql_objects o
-    on o.database_id = $1 and o.postgres_schema = w.postgres_schema and o.postgres_name = w.postgres_name
-  left join servicebroker.tsql_schemas s on s.database_id = $1 and lower(s.name) = lower(w.schema_name)
+    on o.database_id = $1 and o.postgres_schema = used.postgres_schema and o.postgres_name = used.postgres_name
+  left join servicebroker.tsql_schemas s on s.database_id = $1 and lower(s.name) = lower(used.schema_name)
   left join servicebroker.tsql_modules m
-    on m.database_id = $1 and lower(m.schema_name) = lower(w.schema_name) and lower(m.name) = lower(w.name)
- order by w.place
+    on m.database_id = $1 and lower(m.schema_name) = lower(used.schema_name) and lower(m.name) = lower(used.name)
+ order by used.place
 """
 
 

@@ -23,7 +23,7 @@ from servicebroker.engine.conversation.shared_bodies import DELETE_REFERENCES_SQ
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import short_repr
-from servicebroker.store.queue import retain_gone
+from servicebroker.store.queue import retain_rows
 
 OFFSET_VERSION = 1
 MAX_BIGINT = 2**63 - 1  # upper bound of transaction ids and of queuing_order
@@ -336,12 +336,12 @@ def take_rows_sql(queue_id: int, window_slice: Slice, *, retention: bool, archiv
     With `retention` the queue keeps the messages, hidden from RECEIVE. With `archive` the rows go into the queue's
     archive.
     """
-    further_parts = retain_gone(queue_id) if retention else f", unread as ({DELETE_REFERENCES_SQL})"
+    further_parts = retain_rows(queue_id, "deleted") if retention else f", unread as ({DELETE_REFERENCES_SQL})"
     if archive:
         further_parts += _archived_sql(queue_id)
     return (
-        f"with gone as (delete from servicebroker.queue_{queue_id} where {_scanned_slice_sql(window_slice)} "
-        f"returning *){further_parts} select count(*) from gone"
+        f"with deleted as (delete from servicebroker.queue_{queue_id} where {_scanned_slice_sql(window_slice)} "
+        f"returning *){further_parts} select count(*) from deleted"
     )
 
 
@@ -352,19 +352,19 @@ def archive_conversations_sql(queue_id: int, window_slice: Slice | None = None) 
     """
     in_slice = "" if window_slice is None else f"and {_in_slice_sql(window_slice)} "
     return (
-        f"with gone as (delete from servicebroker.queue_{queue_id} q using servicebroker.conversation_endpoints e "
+        f"with deleted as (delete from servicebroker.queue_{queue_id} q using servicebroker.conversation_endpoints e "
         "where e.conversation_handle = any ($1) and q.priority = e.priority "
         "and q.conversation_group_id = e.conversation_group_id and q.conversation_handle = e.conversation_handle "
         f"{in_slice}returning q.*), unread as ({DELETE_REFERENCES_SQL}){_archived_sql(queue_id)} "
-        "select count(*) from gone"
+        "select count(*) from deleted"
     )
 
 
 def _archived_sql(queue_id: int) -> str:
-    """Return a CTE that inserts the rows of the CTE `gone`, which deletes them, into the archive."""
+    """Return a CTE that inserts the rows of the CTE `deleted`, which deletes them, into the archive."""
     return (
         f", archived as (insert into servicebroker.archived_{queue_id} ({_ARCHIVED_COLUMNS}, message_body) "
-        f"select {_ARCHIVED_COLUMNS}, {MESSAGE_BODY} from gone)"
+        f"select {_ARCHIVED_COLUMNS}, {MESSAGE_BODY} from deleted)"
     )
 
 
