@@ -21,7 +21,14 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 SCREENS = ROOT / "docs" / "screens"
-NOT_SEARCHED = ("decisions/", "architecture.md", "conformance.md", "development.md", "reference/licences.md")
+NOT_SEARCHED = (
+    "decisions/",
+    "additions.md",
+    "architecture.md",
+    "conformance.md",
+    "development.md",
+    "reference/licences.md",
+)
 
 _SCREEN = re.compile(r"<!-- screen: ([\w-]+), (.+?) -->")
 _SETUP = re.compile(r"^<!-- setup(?:: (?P<named>\w+) -->|\n(?P<text>.*?)^-->)$", re.MULTILINE | re.DOTALL)

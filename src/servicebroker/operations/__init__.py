@@ -26,7 +26,7 @@ each of them had a signature of its own, a new clause would change a dozen files
 * Counting, tracing and retries are wrappers in the list `WRAPPERS`, not methods between the API and the interpreter.
 
 Begin with `send.py`, then `api/aio/wrappers.py`, then `_send` in `engine/conversation/owner_verbs.py`. The worked
-example "Add a field to an operation" is in docs/architecture.md.
+example "Add a field to an operation" is in docs/additions.md.
 
 **Definitions.** CREATE, ALTER, DROP, GRANT and similar statements are operations, too. Three places make them: Python
 (`operation_method(CreateQueue)` in api/aio/definitions.py), T-SQL (`bound` in tsql/interpreter/definitions/binding.py,
