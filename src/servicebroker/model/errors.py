@@ -350,7 +350,7 @@ RULES: dict[int, Rule] = {
         "beginning the conversation."
     ),
     9733: Rule("There is no private key for the security certificate bound to database principal (Id: {0})."),
-    9735: Rule("The public key of the security certificate bound to database principal (Id: {0}) is of no use here."),
+    9735: Rule("The public key of the security certificate bound to database principal (Id: {0}) cannot be used here."),
     9737: Rule(
         "The private key for the security certificate bound to the database principal (ID {0}) is password protected. "
         "Password protected private keys are not supported for use with secure dialogs."

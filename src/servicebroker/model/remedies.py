@@ -30,10 +30,13 @@ _DIALOG_CERTIFICATES = (
     "Exchange the certificates of the users again (Database.backup_certificate, create_certificate): each side needs "
     "the other's current certificate, and the private key of its own."
 )
-_BROKEN = "Check the network between the two instances, and that both run current versions; the sender sends it again."
-_MEND_KEY = "Make a certificate with a private key that the master key encrypts: Database.create_certificate."
+_BROKEN = (
+    "Check the network between the two instances, and that both run current versions. The sender repeats the message "
+    "by itself."
+)
+_MEND_KEY = "Create a certificate with a private key that the master key encrypts: Database.create_certificate."
 _ONE_BEGINS_PLAIN = (
-    "One side begins without security: check the remote service bindings and certificates of both, then begin a new "
+    "Only one side encrypts the dialog: check the remote service bindings and certificates of both, then begin a new "
     "dialog."
 )
 
@@ -70,33 +73,33 @@ REMEDIES: dict[int, str] = {
     9749: "Switch the target's queue on: ALTER QUEUE ... STATUS = ON, or servicebroker poison retry.",
     9750: _ROUTE,
     9753: (
-        "Check that servicebroker serve runs at the address of the route, and that no firewall is between. If the "
+        "Check that servicebroker serve runs at the address of the route, and that no firewall blocks it. If the "
         "peer has moved: servicebroker route alter NAME --address TCP://host:port."
     ),
-    9762: "Make one: servicebroker certificate create NAME, export it, and import it at each peer.",
-    9763: "Make a new one: servicebroker certificate create NAME, export it, and import it at each peer.",
-    9767: "Allow it: ALTER CERTIFICATE ... WITH ACTIVE FOR BEGIN_DIALOG = ON, or make another one.",
+    9762: "Create one: servicebroker certificate create NAME, export it, and import it at each peer.",
+    9763: "Create a new one: servicebroker certificate create NAME, export it, and import it at each peer.",
+    9767: "Run ALTER CERTIFICATE ... WITH ACTIVE FOR BEGIN_DIALOG = ON, or create another certificate.",
     9770: "Check that the dynamic routing service answers: its queue, its procedure, its permissions.",
     9779: "END CONVERSATION: the other side has ended it.",
-    9784: "Receive the Error, END CONVERSATION, and begin a new dialog when the cause is mended.",
+    9784: "Receive the Error, END CONVERSATION, and begin a new dialog when the cause is removed.",
     9791: _ENABLE,
     9793: _ROUTE,
     9795: _ROUTE,
     9796: _SERVICE,
     9797: _ROUTE,
-    28012: f"{_ENABLE} If its server does not answer, or is one of a mirrored pair: servicebroker doctor there.",
+    28012: f"{_ENABLE} If that server does not answer, or belongs to a mirrored pair, run servicebroker doctor there.",
     28050: _MASTER_KEY,
     28051: _MASTER_KEY,
     28054: _MASTER_KEY,
     # connections that are refused
     9751: _EXCHANGE,
     9758: "Check that the address is that of a broker, and that ENCRYPTION of both endpoints is compatible.",
-    28027: "ENCRYPTION, AUTHENTICATION or the versions of both are not compatible: ALTER ENDPOINT at one of them.",
+    28027: "The endpoints have incompatible ENCRYPTION, AUTHENTICATION or versions: ALTER ENDPOINT at one of them.",
     28028: "The peer has closed the connection without a reason: see the log and servicebroker doctor there.",
-    28029: "Check that the peer is a broker, and that no proxy or firewall is between.",
+    28029: "Check that the peer is a broker, and that no proxy or firewall is between them.",
     28034: "Allow its login to connect: GRANT CONNECT ON ENDPOINT::broker TO its login.",
     28035: _TRUST,
-    28036: "Make a certificate: servicebroker certificate create NAME, export it, and import it at each peer.",
+    28036: "Create a certificate: servicebroker certificate create NAME, export it, and import it at each peer.",
     28038: _EXCHANGE,
     28080: "CREATE ENDPOINT, or servicebroker serve --listen.",
     # messages that are refused
@@ -150,12 +153,12 @@ _WRONG_CLOCK = (
     "Nothing is lost: the message is sent again after a few seconds. Set the clock of the server that is wrong, here "
     "or there."
 )
-_ELSE = "servicebroker route explain shows its route; servicebroker doctor at the other side, what was refused."
+_ELSE = "Run servicebroker route explain to see its route, and servicebroker doctor at the other side to see refusals."
 
 
 _DELAYED = (
-    "servicebroker delayed list shows the time. If it is over, keep a program of the owner's open with its background "
-    "thread, or servicebroker serve."
+    "servicebroker delayed list shows when it is due. If that time is past, run servicebroker serve, or a program that "
+    "opens the instance as its owner, with the background thread."
 )
 
 

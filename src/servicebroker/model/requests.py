@@ -57,7 +57,7 @@ class RequestTimeout(ServiceBrokerError, TimeoutError):
     def __init__(self, handle: UUID, seconds: float, reason: str) -> None:
         super().__init__(
             f"No answer has come on conversation {handle} within {seconds:g} s: {reason} "
-            "Wait on with wait_for_answer and its handle."
+            "To keep waiting, call wait_for_answer(handle)."
         )
         self.handle, self.reason = handle, reason
 

@@ -11,7 +11,7 @@ from servicebroker.operations.operation import Definition, ExactlyNamed
 
 @dataclass(frozen=True, slots=True)
 class CreateService(Definition[None]):
-    """CREATE SERVICE on a queue. Messages that wait for the service are delivered.
+    """CREATE SERVICE on a queue. Messages that were waiting for the service are then delivered.
 
     Args:
         name: the name of the service, compared byte by byte.
@@ -69,7 +69,7 @@ class AlterService(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropService(ExactlyNamed, Definition[None]):
-    """DROP SERVICE with its messages and conversations. Their peers get the Error -8470.
+    """DROP SERVICE with its messages and conversations. Their other sides get the Error -8470.
 
     Raises:
         BrokerError: 15151 no such service, 3716 a conversation priority uses it.

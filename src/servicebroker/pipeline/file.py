@@ -281,10 +281,10 @@ class TomlTable:
 
     def texts(self, key: str) -> list[str]:
         """Return a list of strings. A single string is a list of one; a missing key gives an empty list."""
-        value = self._value(key, (str, list), "a list of texts", [])
+        value = self._value(key, (str, list), "a list of strings", [])
         values = [value] if isinstance(value, str) else value
         if not all(isinstance(item, str) for item in values):
-            raise DefinitionError(f"'{key}' must be a list of texts", *self.position, key)
+            raise DefinitionError(f"'{key}' must be a list of strings", *self.position, key)
         return list(values)
 
     def scalars(self, key: str) -> tuple[str, ...]:
@@ -292,7 +292,9 @@ class TomlTable:
         value = self._value(key, (str, int, list), "a text, a whole number, true or false, or a list of them", None)
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(item, str | int) for item in values):
-            raise DefinitionError(f"'{key}' must be a list of texts, whole numbers, true or false", *self.position, key)
+            raise DefinitionError(
+                f"'{key}' must be a list of strings, whole numbers, true or false", *self.position, key
+            )
         return tuple(item if isinstance(item, str) else json.dumps(item) for item in values)
 
     def number(self, key: str, default: float, lowest: float, highest: int) -> float:

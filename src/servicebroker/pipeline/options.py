@@ -278,10 +278,11 @@ def known_options(
             raise InstanceError(
                 f"The servicebroker {format_} has no option {short_repr(name)}; it has {', '.join(known_names)}."
             )
-    if len(values) < len(raw_options):
-        raise InstanceError(
-            f"An option of the servicebroker {format_} is given twice: names of options are case-insensitive."
-        )
+    for name in values:
+        if sum(name == given_name.lower() for given_name in raw_options) > 1:
+            raise InstanceError(
+                f"The option {name!r} of the servicebroker {format_} is given twice (names ignore case)."
+            )
     for name in required_names:
         if not values.get(name.lower(), "").strip():
             raise InstanceError(f"The servicebroker {format_} needs the option '{name}'.")

@@ -57,7 +57,7 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
     if not rules:
         raise InstanceError(f"No rule of the pipeline '{pipeline.name}' has a table '{table}'.")
     if pipeline.format == "parquet" or not pipeline.bronze:
-        raise InstanceError("A table can be rebuilt only from a bronze table of Delta or Iceberg.")
+        raise InstanceError("A table is rebuilt from the bronze table: the pipeline needs one, in Delta or Iceberg.")
     table_target, bronze = target(pipeline, table), target(pipeline, pipeline.bronze).table
     location = table_target.table
     if not bronze.exists():

@@ -273,7 +273,7 @@ def _alter_service(session: Session, broker: Broker, operation: operations.Alter
 
 
 def _drop_service(session: Session, broker: Broker, operation: operations.DropService) -> None:
-    """DROP SERVICE: drop the service with its messages and conversations. Their peers get the Error -8470."""
+    """DROP SERVICE: drop the service with its messages and conversations. Their other sides get the Error -8470."""
     name = names.checked("service", operation.name)
     service = _find_service(broker, name, "drop")
     if any(priority.local_service is service for priority in broker.priorities.values()):

@@ -249,7 +249,7 @@ def test_a_revoked_member_is_renewed_no_more_and_known_to_all(corp: Domain, make
 
 
 def test_revoking_needs_a_known_name_and_not_the_owner(corp: Domain, make: Make) -> None:
-    with raises_domain_error("no member and no invitation of the name shop"):
+    with raises_domain_error("neither a member nor an invitation named shop"):
         corp.revoke("shop", NOW)
     make("west").join(corp.folder, None, NOW, 0)
     with raises_domain_error("make another domain"):

@@ -106,7 +106,7 @@ def test_an_impossible_replay_is_refused(tmp_path):
     assert replay(pipeline(tmp_path)) == []
     with pytest.raises(InstanceError, match="no rule for 'Unheard'"):
         replay(pipeline(tmp_path), "Unheard")
-    with pytest.raises(InstanceError, match="only in tables of Delta or Iceberg"):
+    with pytest.raises(InstanceError, match="only if the pipeline writes Delta or Iceberg tables"):
         replay(pipeline(tmp_path, format="parquet"))
 
 

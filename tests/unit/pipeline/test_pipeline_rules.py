@@ -123,7 +123,7 @@ def test_the_command_tells_rows_and_quarantine_and_fails_with_an_example(files):
     wrong = run_command("pipeline", "test", files / "orders.toml", files / "examples.toml", timeout=60)
     assert wrong.returncode == 1
     assert "example 2 has id = 2, not 3." in wrong.stderr
-    assert "The results of 1 of 3 examples differ from the expected." in wrong.stderr
+    assert "1 of 3 examples did not give the expected result." in wrong.stderr
 
 
 def test_a_fixture_of_pytest_tries_a_message(files, try_pipeline):

@@ -89,7 +89,7 @@ def _read_program(location: str, table: Any) -> Program:
     table = dict(table)
     command, low, high = table.pop("command", None), table.pop("min", 0), table.pop("max", 1)
     if not isinstance(command, list) or not command or not all(isinstance(part, str) for part in command):
-        raise InstanceError(f"{location} has no command: a list of texts.")
+        raise InstanceError(f"{location} needs `command`, a list of strings.")
     has_valid_limits = type(low) is int and type(high) is int and 0 <= low <= high and high >= 1
     if not has_valid_limits:
         raise InstanceError(f"{location} needs 0 <= min <= max, and a max of 1 or more; it has {low!r} and {high!r}.")

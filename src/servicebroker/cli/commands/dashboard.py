@@ -60,7 +60,7 @@ def dashboard(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A host name of the dashboard; may be repeated. Requests with another Host header are refused.",
+            help="A host name by which browsers reach the dashboard; may be repeated. Other Host headers are refused.",
         ),
     ] = None,
     certificate: Annotated[

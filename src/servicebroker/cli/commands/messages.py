@@ -63,7 +63,7 @@ def send(
     priority: Annotated[int | None, typer.Option(min=1, max=10, help="The dialog's priority.")] = None,
     idempotency_key: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="A key of the new dialog: repeated with the same key, send does nothing."),
+        typer.Option(metavar="TEXT", help="A key for the new dialog. A second send with the same key does nothing."),
     ] = None,
     delay: Annotated[
         float | None,
@@ -168,7 +168,9 @@ def receive(
     database: DatabaseOption,
     top: TopOption = 1,
     wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="The time to wait for a message.")] = 0.0,
-    end: Annotated[bool, typer.Option("--end", help="Answer EndDialog and Error with END CONVERSATION.")] = False,
+    end: Annotated[
+        bool, typer.Option("--end", help="END CONVERSATION after EndDialog or Error: end this side, too.")
+    ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:

@@ -313,7 +313,7 @@ def try_rules(
         say_json({"examples": results})
     expecting = sum(example.has_expectation for example in trials)
     if failures:
-        raise InstanceError(f"The results of {failures:,} of {counted(expecting, 'example')} differ from the expected.")
+        raise InstanceError(f"{failures:,} of {counted(expecting, 'example')} did not give the expected result.")
     if not as_json:
         say(f"{counted(len(trials), 'example')}, {expecting:,} of them as expected.")
 

@@ -73,7 +73,7 @@ def inspect(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show messages of a queue without receiving them, even while the queue is off."""
+    """Show messages of a queue as peek does. With --receive show what an application would get."""
     with open_database(instance, database) as opened:
         messages = (
             _received(opened, queue, conversation) if receive else peek_messages(opened, queue, conversation, top)

@@ -43,7 +43,7 @@ def grant(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_sql: SqlOption = False,
 ) -> None:
-    """Let a role use Service Broker as a user of the broker database, and revoke its rights on the broker's tables."""
+    """Let a PostgreSQL role act as a user of the broker database. Revokes its rights on the broker's tables."""
     _change(instance, replace(operation, database=database), as_sql=as_sql)
 
 
@@ -58,13 +58,13 @@ def revoke(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_sql: SqlOption = False,
 ) -> None:
-    """Revoke rights of a role: those named, else all in the database; without --database all rights."""
+    """Revoke the named rights of a role. Without names: all its rights in --database, or in every database."""
     _change(instance, replace(operation, database=database), as_sql=as_sql)
 
 
 @app.command()
 def locks(instance: InstanceOption = DEFAULT_INSTANCE, as_sql: SqlOption = False) -> None:
-    """Let only the roles that need them use PostgreSQL's advisory lock functions. Needs a superuser."""
+    """Revoke PostgreSQL's advisory lock functions from roles that do not need them. Needs a superuser."""
     with open_existing(instance) as opened:
         if as_sql:
             _print(opened, plan_lock_closing())

@@ -41,7 +41,7 @@ def status(
     instance: InstanceOption = DEFAULT_INSTANCE,
     statements: Annotated[
         bool,
-        typer.Option("--statements", help="Show SQL statement totals of all processes instead, by total time."),
+        typer.Option("--statements", help="Instead of queues show the SQL statements of all processes, by total time."),
     ] = False,
     since: Annotated[
         timedelta | None,
@@ -49,7 +49,7 @@ def status(
             "--since",
             metavar="TIME",
             parser=span,
-            help="Show message rates over the last TIME instead, such as 10min, 1h or 7d.",
+            help="Instead of queues show message rates of the last TIME, such as 10min, 1h or 7d.",
         ),
     ] = None,
     watch: Annotated[

@@ -103,7 +103,7 @@ def _record(schema: bytes, references: Sequence[bytes]) -> tuple[Any, dict[str, 
     except Exception as problem:  # fastavro raises errors of many types
         raise ValueError(f"it is not an Avro schema: {problem}") from None
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
-        raise ValueError("the Avro schema must be of a record")
+        raise ValueError("the Avro schema must describe a record")
     return parsed, named_types
 
 

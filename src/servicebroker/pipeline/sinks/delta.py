@@ -337,8 +337,8 @@ def _writable_version(folder: Folder, table: DeltaTable) -> DeltaVersion:
     for name in table.metadata().configuration:
         if name.startswith(_CONSTRAINT):
             raise InstanceError(
-                f"The Delta table '{folder}' has the constraint '{name.removeprefix(_CONSTRAINT)}', which is "
-                "not checked here: drop it."
+                f"The Delta table '{folder}' has the constraint '{name.removeprefix(_CONSTRAINT)}'. "
+                "servicebroker cannot check constraints, so it does not write to this table: drop the constraint."
             )
     for field in table.schema().fields:
         features = [name for name in _WRITER_FEATURES if name in field.metadata]

@@ -134,7 +134,7 @@ def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed
     """
     quarantine = target(pipeline, pipeline.quarantine).location
     if quarantine is None:
-        raise InstanceError("Quarantine can be replayed only in tables of Delta or Iceberg.")
+        raise InstanceError("Quarantine can be replayed only if the pipeline writes Delta or Iceberg tables.")
     if message_type is not None and pipeline.rule(message_type) is None:
         raise InstanceError(f"The pipeline has no rule for '{message_type}'.")
     if not quarantine.exists():

@@ -166,7 +166,7 @@ class Domain:
             InstanceError: others may read the key.
         """
         if not self.holds_key:
-            raise DomainError(f"The key of the domain in {self.folder} is not yours: only its owner can do that.")
+            raise DomainError(f"Only the user who owns the key of the domain in {self.folder} can do that.")
 
     def revoked(self) -> Revoked:
         """Return the revoked members (in lower case), with the times of their revocation.
@@ -221,10 +221,13 @@ class Domain:
         with self._owner():
             wanted = member.lower()
             if wanted == own_name().lower():
-                raise DomainError(f"{member} has the key of {self.name} and can be anybody in it: make another domain.")
+                raise DomainError(
+                    f"{member} holds the key of the domain {self.name} and can impersonate every member, so a "
+                    "revocation has no effect: create another domain."
+                )
             known = {name.lower() for name in self.members()} | {guest.member.lower() for guest in self.invitations()}
             if wanted not in known:
-                raise DomainError(f"{self.name} has no member and no invitation of the name {member}.")
+                raise DomainError(f"{self.name} has neither a member nor an invitation named {member}.")
             self._write("revoked.json", self.revoked() | {wanted: now})
 
     def issue(self, key: bytes, member: str, instance: UUID, now: datetime) -> Facts:

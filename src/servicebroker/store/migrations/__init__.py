@@ -116,8 +116,8 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             raise InstanceError(_refusal(connection, refused)) from None
         raise InstanceError(
             f"The PostgreSQL role '{connection.info.user}' may not create or use the schema of servicebroker "
-            f"({refused.diag.message_primary}). If the instance exists, its owner runs servicebroker rights grant for "
-            "this role. To create an instance, the role needs CREATE on the PostgreSQL database."
+            f"({refused.diag.message_primary}). If the instance exists, let its owner run servicebroker rights grant "
+            "for this role. To create an instance, the role needs CREATE on the PostgreSQL database."
         ) from None
     except psycopg.Error as refused:
         if explained := explain_error(refused):
