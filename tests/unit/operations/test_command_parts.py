@@ -311,7 +311,7 @@ def test_an_edit_without_a_change_replays_nothing(
             dead_letters._edited(b"body")
     else:
         assert dead_letters._edited(b"body") == result
-    with pytest.raises(InstanceError, match="no text"):
+    with pytest.raises(InstanceError, match="not UTF-8 text"):
         dead_letters._edited(b"\xff")
 
 
