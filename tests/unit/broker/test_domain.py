@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -15,6 +17,7 @@ from servicebroker.model.security.domain import Token
 from servicebroker.store.keys import domain_certificates
 from servicebroker.store.keys.domain_folder import Domain, Request, own_name
 from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.sealing import KEY_BYTES, seal, unseal
 from servicebroker.store.membership import Membership, MemberState, default_folder, is_in_domain
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -353,3 +356,69 @@ def test_foreign_files_among_the_requests_do_no_harm(corp: Domain, make: Make) -
     assert sorted(file.name for file in requests.iterdir()) == ["2.json", "3.json", "4.json"]
     assert list((corp.folder / "answers").iterdir()) == []
     assert join(corp, make("west")).problem == ""
+
+
+# ---------------------------------------------------------------- what is read again, asked again and checked
+
+
+def test_a_membership_is_read_again_after_the_clock_was_set_back(make: Make) -> None:
+    membership = make("west")
+    first = membership.look(NOW)
+    assert membership.look(NOW - timedelta(seconds=1)) is not first
+
+
+@pytest.mark.parametrize("problem", ["", "was revoked"])
+def test_a_problem_is_not_cached(make: Make, monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
+    membership = make("west")
+    state = membership.look(NOW)._replace(problem=problem)
+    looks: list[datetime] = []
+
+    def look(self: Membership, now: datetime) -> MemberState:
+        looks.append(now)
+        return state
+
+    monkeypatch.setattr(Membership, "_look", look)
+    for second in (20, 21, 22):
+        assert membership.look(NOW + timedelta(seconds=second)) == state
+    assert len(looks) == (3 if problem else 1)
+
+
+def test_a_renewal_is_requested_once_a_minute(corp: Domain, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    west = make("west")
+    join(corp, west)
+    asked: list[object] = []
+    monkeypatch.setattr(Domain, "ask", lambda self, request: asked.append(request))
+    counts = []
+    with LockedKey(corp):
+        for seconds in (0, 11, 59, 60, 71, 120, -3_600):  # the last: the clock was set back
+            west._look(NOW + 4 * DAY + timedelta(seconds=seconds))
+            counts.append(len(asked))
+    assert counts == [1, 1, 1, 2, 2, 3, 4]
+
+
+def test_an_answer_is_a_certificate_of_this_instance_and_key(corp: Domain, make: Make, tmp_path: Path) -> None:
+    west = make("west")
+    join(corp, west)
+    key, other_key = domain_certificates.new_key(), domain_certificates.new_key()
+    other = Domain.create(tmp_path / "other", "CORP", NOW)
+    for domain, issued_key, instance, is_taken in (
+        (corp, key, west._instance, True),
+        (corp, key, uuid4(), False),
+        (corp, other_key, west._instance, False),
+        (other, key, west._instance, False),
+    ):
+        facts = domain.issue(domain_certificates.public_bytes(issued_key), "shop", instance, NOW)
+        answer: Any = SimpleNamespace(certificate=facts.der)
+        if is_taken:
+            assert west._checked(corp, answer, key) == facts
+        else:
+            with raises_domain_error("is not a certificate of this instance"):
+                west._checked(corp, answer, key)
+
+
+@pytest.mark.parametrize(("key", "about", "is_open"), [(1, "a", True), (2, "a", False), (1, "b", False)])
+def test_a_sealed_secret_is_bound_to_its_key_and_purpose(key: int, about: str, is_open: bool) -> None:
+    sealed = seal(bytes([1]) * KEY_BYTES, b"secret", "a")
+    assert unseal(bytes([key]) * KEY_BYTES, sealed, about) == (b"secret" if is_open else None)
+    assert seal(bytes([1]) * KEY_BYTES, b"secret", "a") != sealed
+    assert unseal(bytes([1]) * KEY_BYTES, sealed[:-1] + bytes([sealed[-1] ^ 1]), "a") is None
