@@ -161,7 +161,7 @@ def test_without_the_domains_key_a_token_is_needed(corp: Domain, make: Make) -> 
             lambda: corp.invite("shop", NOW, DAY),
             lambda: corp.revoke("shop", NOW),
         ):
-            with raises_domain_error("not yours"):
+            with raises_domain_error("Only the user who owns the key"):
                 what()
     assert make("west").join(corp.folder, None, NOW, 0).problem == ""
 
@@ -255,7 +255,7 @@ def test_revoking_needs_a_known_name_and_not_the_owner(corp: Domain, make: Make)
     with raises_domain_error("neither a member nor an invitation named shop"):
         corp.revoke("shop", NOW)
     make("west").join(corp.folder, None, NOW, 0)
-    with raises_domain_error("make another domain"):
+    with raises_domain_error("create another domain"):
         corp.revoke(own_name().upper(), NOW)
 
 
