@@ -130,7 +130,7 @@ def _listen(instance: Instance, spec: TaskSpec, reports: Iterable[str]) -> Outco
         if "log" in report:
             _LOG.log(report["level"], "%s", report["log"], extra=log_fields(spec))
         if "took" in report:
-            instance.poison.received(report["took"], report["queues"])
+            instance.poison.note_unknown_outcome(report["took"], report["queues"])
         if "call" in report:
             last_call = report["call"]
             metrics.INVOKED.inc(last_call == "begins")
@@ -151,27 +151,27 @@ class _ReportingDetector(PoisonDetector):
         self._report = report
 
     @override
-    def took(self, transaction: int, queue_id: int) -> None:
+    def note_receive(self, transaction: int, queue_id: int) -> None:
         self._report(took=transaction, queues=[queue_id])
 
     @override
-    def received(self, transaction: int, queues: Iterable[int]) -> None:
+    def note_unknown_outcome(self, transaction: int, queues: Iterable[int]) -> None:
         self._report(took=transaction, queues=list(queues))
 
     @override
-    def committed(self, queues: Iterable[int]) -> None: ...
+    def note_commit(self, queues: Iterable[int]) -> None: ...
 
     @override
-    def rolled_back(self, connection: Any, queues: Iterable[int]) -> None: ...
+    def count_rollback(self, connection: Any, queues: Iterable[int]) -> None: ...
 
     @override
-    def commit_deferred(self, connection: Any, taken: set[tuple[int, int]]) -> None: ...
+    def note_deferred_commit(self, connection: Any, received_from: set[tuple[int, int]]) -> None: ...
 
     @override
-    def commit_confirmed(self, connection: Any) -> None: ...
+    def confirm_commit(self, connection: Any) -> None: ...
 
     @override
-    def commit_unknown(self, connection: Any) -> None: ...
+    def note_unknown_commit(self, connection: Any) -> None: ...
 
     @override
     def forget_commit(self, connection: Any) -> bool:

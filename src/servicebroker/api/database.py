@@ -23,8 +23,8 @@ from servicebroker.api.transaction import (
     ASK_THE_DATABASE,
     JoinedTransaction,
     Transaction,
-    find_reason,
-    translate,
+    raise_if_database_dropped,
+    raise_translated,
     translate_errors,
 )
 from servicebroker.api.verbs import Verbs
@@ -111,7 +111,7 @@ class Database(
                 with Transaction(self, connection) as transaction:
                     yield transaction
             except psycopg.Error as problem:
-                translate(problem)
+                raise_translated(problem)
                 raise
 
     def process(
@@ -338,7 +338,7 @@ class Database(
             except psycopg.Error as problem:
                 raise_broker_error(problem)
             except BrokerError as refused:
-                find_reason(connection, self.engine, refused)
+                raise_if_database_dropped(connection, self.engine, refused)
                 raise
 
     @override
@@ -347,5 +347,5 @@ class Database(
             raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
     @override
-    def _received(self, queue_id: int, transaction: int) -> None:
-        self.instance.poison.committed([queue_id])
+    def _note_receive(self, queue_id: int, transaction: int) -> None:
+        self.instance.poison.note_commit([queue_id])

@@ -60,27 +60,27 @@ class PoisonDetector:
         self._lock = threading.Lock()
         self._unconfirmed: dict[psycopg.Connection[Any], set[tuple[int, int]]] = {}
 
-    def share(self, other: Any) -> None:
+    def share_counts_with(self, other: Any) -> None:
         """Share counts and events with the detector of `other`: the same instance, for threads and for asyncio."""
         self._events, self._rollbacks, self._lock = other._events, other._rollbacks, other._lock
 
-    def took(self, transaction: int, queue_id: int) -> None:
+    def note_receive(self, transaction: int, queue_id: int) -> None:
         """Note that a transaction of this process received. Does nothing here: the transaction reports its end."""
 
-    def received(self, transaction: int, queues: Iterable[int]) -> None:
+    def note_unknown_outcome(self, transaction: int, queues: Iterable[int]) -> None:
         """Note that a transaction received from these queues. Its outcome is queried later (`resolve_outcomes`)."""
         with self._lock:
-            self._rollbacks.received(transaction, queues)
+            self._rollbacks.note_unknown_outcome(transaction, queues)
 
-    def committed(self, queues: Iterable[int]) -> None:
+    def note_commit(self, queues: Iterable[int]) -> None:
         """Note that a transaction that received from these queues was committed."""
         with self._lock:
-            self._rollbacks.committed(queues)
+            self._rollbacks.note_commit(queues)
 
-    def rolled_back(self, connection: psycopg.Connection[Any], queues: Iterable[int]) -> None:
+    def count_rollback(self, connection: psycopg.Connection[Any], queues: Iterable[int]) -> None:
         """Count the rollback of a transaction that received from these queues. `connection` has no open transaction."""
         with self._lock:
-            reached = self._rollbacks.rolled_back(queues)
+            reached = self._rollbacks.count_rollback(queues)
         for queue_id in reached:
             if connection.closed:
                 with contextlib.suppress(InstanceError), self._connections() as other:
@@ -88,21 +88,21 @@ class PoisonDetector:
             else:
                 self._disable(connection, queue_id)
 
-    def commit_deferred(self, connection: psycopg.Connection[Any], taken: set[tuple[int, int]]) -> None:
+    def note_deferred_commit(self, connection: psycopg.Connection[Any], received_from: set[tuple[int, int]]) -> None:
         """Note a deferred COMMIT, which is sent with the next statement on the connection.
 
-        `taken` are the transaction ids and queues of its RECEIVEs.
+        `received_from` are the transaction ids and queues of its RECEIVEs.
         """
-        self._unconfirmed[connection] = taken
+        self._unconfirmed[connection] = received_from
 
-    def commit_confirmed(self, connection: psycopg.Connection[Any]) -> None:
+    def confirm_commit(self, connection: psycopg.Connection[Any]) -> None:
         """Note that the deferred COMMIT succeeded."""
-        self.committed({queue_id for _, queue_id in self._unconfirmed.pop(connection, ())})
+        self.note_commit({queue_id for _, queue_id in self._unconfirmed.pop(connection, ())})
 
-    def commit_unknown(self, connection: psycopg.Connection[Any]) -> None:
+    def note_unknown_commit(self, connection: psycopg.Connection[Any]) -> None:
         """Note that the outcome of a deferred COMMIT is unknown, so that `resolve_outcomes` queries it."""
         for transaction, queue_id in self._unconfirmed.pop(connection, ()):
-            self.received(transaction, [queue_id])
+            self.note_unknown_outcome(transaction, [queue_id])
 
     def forget_commit(self, connection: psycopg.Connection[Any]) -> bool:
         """Forget a deferred COMMIT that failed; its rollback does not count. Return whether there was one."""
@@ -128,7 +128,7 @@ class PoisonDetector:
         if rollbacks := list(outcomes.values()).count("aborted"):
             self._tally.add(ROLLBACKS, rollbacks)
         with self._lock:
-            reached = self._rollbacks.ended(outcomes)
+            reached = self._rollbacks.count_outcomes(outcomes)
         for queue_id in reached:
             self._disable(connection, queue_id)
 

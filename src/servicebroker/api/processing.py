@@ -112,7 +112,7 @@ def _drain(
 
     def wake_and_process(transaction: Transaction, messages: list[Message]) -> object:
         nonlocal has_woken
-        if not has_woken and transaction._leaves_groups:
+        if not has_woken and transaction._may_have_more_groups:
             has_woken = True
             database.instance.notifier.wake_another(queue.queue_id)
         return procedure(transaction, messages)
@@ -162,7 +162,7 @@ def _drain(
         finally:
             if throttle is not None:
                 throttle.leave(connection, queue.queue_id)
-            database.instance.poison.commit_unknown(connection)
+            database.instance.poison.note_unknown_commit(connection)
     return total, False
 
 
@@ -184,9 +184,9 @@ def _take(database: Database, connection: DirectConnection, operation: Receive, 
                 with tracing.current(transaction._processing):
                     check_result(procedure(transaction, messages))
             except BaseException as problem:
-                transaction._is_counted = not stop.is_stop(problem)
+                transaction._rollback_counts = not stop.is_stop(problem)
                 raise
-            transaction._let_commit_travel()
+            transaction._defer_commit()
     return len(messages)
 
 
@@ -204,9 +204,11 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
             try:
                 turn.run(procedure)
             except BaseException as problem:
-                transaction._is_counted = not stop.is_stop(problem)
+                transaction._rollback_counts = not stop.is_stop(problem)
                 is_of_group = (
-                    isinstance(problem, Exception) and transaction._is_counted and not is_transaction_conflict(problem)
+                    isinstance(problem, Exception)
+                    and transaction._rollback_counts
+                    and not is_transaction_conflict(problem)
                 )
                 if not processed or not is_of_group or transaction._has_finished():
                     raise
@@ -217,7 +219,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
             if transaction._has_finished():
                 break
         if processed and failure is None:  # otherwise no RECEIVE follows, and COMMIT is sent at once
-            transaction._let_commit_travel()
+            transaction._defer_commit()
     if failure is not None:
         raise failure
     return processed

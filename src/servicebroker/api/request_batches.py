@@ -162,7 +162,7 @@ def take_answers(database: Database, queue: AnswerQueue, handles: list[UUID]) ->
             try:
                 answers = _take(transaction, queue, handles)
             except BaseException:
-                transaction._is_counted = False  # the rollbacks of the callers, who try again alone, are counted
+                transaction._rollback_counts = False  # the rollbacks of the callers, who try again alone, are counted
                 raise
             is_to_commit = True
     except (ServiceBrokerError, psycopg.Error) as problem:
@@ -178,7 +178,7 @@ def _take(transaction: Transaction, queue: AnswerQueue, handles: list[UUID]) -> 
     if not rows:
         return {}
     transaction._note_verb()
-    transaction._received(queue.queue_id, number)
+    transaction._note_receive(queue.queue_id, number)
     answers: dict[UUID, list[Message]] = defaultdict(list)
     for message in transaction._named(rows, alone=False):
         answers[message.conversation_handle].append(message)

@@ -208,9 +208,9 @@ def _receive_and_end(database: Database, queue: str, handle: UUID, *, defers: bo
         messages = transaction.receive(queue, conversation_handle=handle)
         if ends_conversation(messages):
             if defers and may_defer(transaction) and not any(message.is_error for message in messages):
-                transaction._answers = DeferredAnswers(transaction, handle)
+                transaction._deferred_answers = DeferredAnswers(transaction, handle)
             transaction.end_conversation(handle)
-    if transaction._leaves_closed:
+    if transaction._has_closed_endpoints:
         with contextlib.suppress(ServiceBrokerError, psycopg.Error):  # the messages are received; others remove them
             database._do(database.engine.remove_closed())
     return messages

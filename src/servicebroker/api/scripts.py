@@ -63,7 +63,7 @@ class TransactionScripts(ABC):
     connection: DirectConnection
 
     @abstractmethod
-    def _send_what_waits(self) -> None:
+    def _send_deferred(self) -> None:
         """SENDs of a pipeline."""
 
     def execute_tsql(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
@@ -73,6 +73,6 @@ class TransactionScripts(ABC):
             TsqlError: as there; also for ROLLBACK without a savepoint, since the transaction is yours.
         """
         check_script(script, parameters)
-        self._send_what_waits()  # before the savepoints of the script
+        self._send_deferred()  # before the savepoints of the script
         with Interpreter.find()(self.database, connection=self.connection) as session:
             return session.execute(script, parameters)

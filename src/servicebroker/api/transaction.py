@@ -14,7 +14,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.deferred_answers import DeferredAnswers, DeferredVerbFailed
-from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline, WaitingDialogs, send_what_waits
+from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, DeferredDialogs, Pipeline, send_deferred
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.shared import tracing
 from servicebroker.api.verbs import Verbs
@@ -75,7 +75,7 @@ class JoinedTransaction(Verbs):
         except psycopg.Error as problem:
             raise_broker_error(problem)
         except BrokerError as refused:
-            find_reason(connection, self.engine, refused)
+            raise_if_database_dropped(connection, self.engine, refused)
             raise
 
     def _run(self, steps: Steps[T]) -> T:
@@ -101,16 +101,16 @@ class JoinedTransaction(Verbs):
         with self.connection.transaction():
             try:
                 yield
-                self._send_what_waits()  # psycopg counts a savepoint as open, if its RELEASE cannot be sent
+                self._send_deferred()  # before RELEASE: psycopg counts the savepoint as open if RELEASE fails
             except BaseException:
-                self._drop_what_waits()
+                self._drop_deferred()
                 raise
 
-    def _send_what_waits(self) -> None:
+    def _send_deferred(self) -> None:
         """Send deferred statements. This class sends each statement at once."""
 
-    def _drop_what_waits(self) -> None:
-        """Drop unsent new conversations that began after the savepoint. This class sends each conversation at once."""
+    def _drop_deferred(self) -> None:
+        """Drop deferred conversations that were begun after the savepoint. This class defers none."""
 
     def release_locks(self) -> None:
         """Release group locks that remain after a transaction with savepoints. Call this after the transaction.
@@ -132,12 +132,12 @@ class JoinedTransaction(Verbs):
         raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
     @override
-    def _received(self, queue_id: int, transaction: int) -> None:
+    def _note_receive(self, queue_id: int, transaction: int) -> None:
         poison = self.database.instance.poison
         if self.connection.autocommit and is_idle(self.connection):
-            poison.committed([queue_id])
+            poison.note_commit([queue_id])
         else:
-            poison.received(transaction, [queue_id])
+            poison.note_unknown_outcome(transaction, [queue_id])
 
     @override
     def _is_alone(self) -> bool:
@@ -155,8 +155,23 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     connection: DirectConnection
 
+    # Deferred statements are kept in memory, and sent before the connection's next statement or with COMMIT:
+    # BEGIN and COMMIT in `connection.queued`, new conversations with their first messages in `_deferred_dialogs`,
+    # the answers of a procedure in `_deferred_answers`, and the SENDs of `pipeline()` in `_pipeline`.
+    _has_ended = False
+    _deferred_dialogs: DeferredDialogs | None = None  # created for the first BEGIN DIALOG
+    _deferred_answers: DeferredAnswers | None = None  # not None while a procedure runs whose verbs may be deferred
+    _pipeline: Pipeline | None = None  # the innermost pipeline() block that is open
+    _has_closed_endpoints = False  # True if this transaction closed endpoints, which can be removed after it
+    _has_run_verb = False
+    _defers_commit = False  # True if COMMIT may be sent with the next statement of the connection
+    _was_put_back = False  # True after `_put_back`, which has rolled back
+    _may_have_more_groups = True  # False if the last RECEIVE took all groups, so that no other reader is needed
+    _rollback_counts = True  # False if poison detection must not count a rollback of this transaction
+    _savepoint = b""  # the command that is sent after the next RECEIVE
+
     def __enter__(self) -> Self:
-        self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
+        self._received_from: set[tuple[int, int]] = set()  # the transaction id and queue id of each RECEIVE
         self._owner = current_work()
         self.instance.open_transactions[self._owner] += 1
         self.connection.queued.append(_BEGIN)
@@ -165,7 +180,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended = True  # other transactions may use the connection from now on
+        self._has_ended = True  # other transactions may use the connection from now on
         self._forget_owner()
         if self.database.instance.is_forked:
             self._leave_to_parent(kind)
@@ -176,16 +191,16 @@ class Transaction(JoinedTransaction, TransactionScripts):
             release_group_locks(self.connection)
             return
         if kind is not None:
-            self._drop_what_waits()
-        if self.connection.queued and not self.connection.pending.verbs:  # no statement was run
+            self._drop_deferred()
+        if self.connection.queued and not self.connection.deferred.verbs:  # no statement was run
             self.connection.queued.pop()
-            send_queued(self.connection)  # perhaps the COMMIT of the previous transaction
-            if self._has_worked:
+            send_queued(self.connection)  # the deferred COMMIT of the previous transaction, if any
+            if self._has_run_verb:
                 self.database.instance.tally.add(ROLLBACKS)
             return
-        known = not is_idle(self.connection)  # otherwise the application has ended it on the connection
-        if kind is None and known and self._commit_travels and self._can_wait():
-            self._put_commit_ahead()
+        outcome_is_known = not is_idle(self.connection)  # False if the application has run COMMIT or ROLLBACK itself
+        if kind is None and outcome_is_known and self._defers_commit and self._may_defer_commit():
+            self._queue_commit()
             return
         committed = False
         try:
@@ -195,12 +210,12 @@ class Transaction(JoinedTransaction, TransactionScripts):
         except psycopg.errors.InFailedSqlTransaction:
             raise
         except BaseException as problem:
-            known, error = False, problem
+            outcome_is_known, error = False, problem
             raise
         finally:
-            if not self._is_counted or (error is not None and is_full_disk(error)):
-                self._taken.clear()
-            self._clean_up(committed=committed, known=known)
+            if not self._rollback_counts or (error is not None and is_full_disk(error)):
+                self._received_from.clear()
+            self._clean_up(committed=committed, outcome_is_known=outcome_is_known)
 
     def _commit(self) -> None:
         """Commit. If only new conversations are deferred, their single statement needs no BEGIN and COMMIT."""
@@ -209,12 +224,17 @@ class Transaction(JoinedTransaction, TransactionScripts):
             connection.rollback()
             raise psycopg.errors.InFailedSqlTransaction
         try:
-            new = self._new
-            if self._answers is not None and self._answers.are_waiting:
-                self._commit_with(self._answers)
-            elif new is not None and new.is_one_statement and connection.queued and connection.queued[-1] is _BEGIN:
+            dialogs = self._deferred_dialogs
+            if self._deferred_answers is not None and self._deferred_answers.has_deferred:
+                self._commit_with(self._deferred_answers)
+            elif (
+                dialogs is not None
+                and dialogs.is_one_statement
+                and connection.queued
+                and connection.queued[-1] is _BEGIN
+            ):
                 connection.queued.pop()
-                run_alone(connection, new.take())
+                run_alone(connection, dialogs.take_steps())
             else:
                 run_command(connection, b"commit")
         except psycopg.OperationalError as problem:
@@ -226,18 +246,18 @@ class Transaction(JoinedTransaction, TransactionScripts):
             raise
 
     def _commit_with(self, answers: DeferredAnswers) -> None:
-        """Commit in the round trip of the verbs that wait.
+        """Send the deferred verbs and COMMIT in one round trip.
 
         Raises:
-            DeferredVerbFailed: one of them has failed, and poison detection does not count the rollback.
+            DeferredVerbFailed: a deferred verb has failed. Poison detection does not count this rollback.
         """
         try:
-            _, problem = answers.leave_with([b"commit"])
+            _, problem = answers.send_with([b"commit"])
         except psycopg.Error as failure:
             if self.connection.closed or is_transaction_conflict(failure):
                 raise
             answers.stop()
-            self._is_counted = False
+            self._rollback_counts = False
             raise DeferredVerbFailed from failure
         if problem is not None:
             raise problem
@@ -254,71 +274,74 @@ class Transaction(JoinedTransaction, TransactionScripts):
         only be rolled back.
         """
         self._check_open()
-        self._send_what_waits()
-        if self._answers is not None:
-            self._answers.drop()  # the block draws numbers
+        self._send_deferred()
+        if self._deferred_answers is not None:
+            self._deferred_answers.drop()  # the SENDs of the block use the predicted numbers
         before, self._pipeline = self._pipeline, Pipeline(self.database, self.connection)
         try:
             yield self._pipeline
         finally:
             self._pipeline = before
             if self.connection.closed or self.connection.pgconn.transaction_status == TransactionStatus.INERROR:
-                self.connection.pending.verbs = None  # the transaction can commit nothing
-            self._send_what_waits()
+                self.connection.deferred.verbs = None  # the transaction can commit nothing
+            self._send_deferred()
 
     @override
     def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
-        if self._answers is not None:
-            self._answers.leave()
-        if self._pipeline is None and not self._ended:
-            waiting: list[UUID] = self._new_dialogs.begin(self.engine, begin, group)
-            if waiting:
+        if self._deferred_answers is not None:
+            self._deferred_answers.send_now()
+        if self._pipeline is None and not self._has_ended:
+            handles: list[UUID] = self._get_deferred_dialogs().begin(self.engine, begin, group)
+            if handles:
                 self.instance.check_caller()
-                self._has_worked = True
-                return waiting[0]
+                self._has_run_verb = True
+                return handles[0]
         return super()._begin_in(begin, group)
 
     @override
     def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. In `pipeline()` a SEND on one conversation returns its position."""
-        if self._answers is not None and not self._ended and (known := self._answers.run(operation)):
+        answers = self._deferred_answers
+        if answers is not None and not self._has_ended and (predicted := answers.run(operation)):
             self.instance.check_caller()
-            foreseen: T = known[0]
-            return foreseen
+            predicted_result: T = predicted[0]
+            return predicted_result
         pipeline = self._pipeline
-        may_wait = pipeline is None and not self._ended and (self._new is not None or type(operation) is BeginDialog)
-        if may_wait and (deferred := self._new_dialogs.run(self.engine, operation)):
+        is_begin = type(operation) is BeginDialog
+        may_defer = pipeline is None and not self._has_ended and (self._deferred_dialogs is not None or is_begin)
+        if may_defer and (deferred := self._get_deferred_dialogs().run(self.engine, operation)):
             self.instance.check_caller()
-            self._has_worked = True
+            self._has_run_verb = True
             result: T = deferred[0]
             return result
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
             return super().run(operation)
         if tracing.is_on() or self.instance.events.watches_conversations or not is_direct(self.connection):
-            position: Any = pipeline.sent(super().run(operation))
+            position: Any = pipeline.note_sent(super().run(operation))
             return cast(T, position)
         self._check_open()
         self._note_verb()
-        position = pipeline.wait(operation)
+        position = pipeline.defer(operation)
         if pipeline.is_full:
-            self._send_what_waits()
+            self._send_deferred()
         return cast(T, position)
 
-    @property
-    def _new_dialogs(self) -> WaitingDialogs:
-        """The deferred conversations: one object, also if threads share the transaction."""
-        return self._new or vars(self).setdefault("_new", WaitingDialogs(self.instance, self.connection))
+    def _get_deferred_dialogs(self) -> DeferredDialogs:
+        """Return the deferred conversations: one object, also if threads share the transaction."""
+        return self._deferred_dialogs or vars(self).setdefault(
+            "_deferred_dialogs", DeferredDialogs(self.instance, self.connection)
+        )
 
     @override
-    def _drop_what_waits(self) -> None:
-        if self._new is not None:
-            self._new.drop()
-        if self._answers is not None:
-            self._answers.drop()
+    def _drop_deferred(self) -> None:
+        if self._deferred_dialogs is not None:
+            self._deferred_dialogs.drop()
+        if self._deferred_answers is not None:
+            self._deferred_answers.drop()
 
     @override
-    def _send_what_waits(self) -> None:
-        send_what_waits(self.connection)
+    def _send_deferred(self) -> None:
+        send_deferred(self.connection)
 
     def _receive_and_save(self, operation: Receive, savepoint: bytes) -> list[Message]:
         """Run RECEIVE and set a savepoint after it. A rollback to the savepoint does not undo the RECEIVE."""
@@ -332,17 +355,17 @@ class Transaction(JoinedTransaction, TransactionScripts):
         finally:
             self._savepoint = b""
 
-    def _let_commit_travel(self) -> None:
+    def _defer_commit(self) -> None:
         """Defer COMMIT: it is sent with the first statement of the next transaction on this connection."""
-        self._send_what_waits()
-        if self._leaves_closed:
+        self._send_deferred()
+        if self._has_closed_endpoints:
             self._do(self.engine.remove_closed())
-        self._commit_travels = True
+        self._defers_commit = True
 
     def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
-        """Roll back, uncounted by poison detection, then run the steps before another reader gets the group's lock."""
+        """Roll back without counting it in poison detection. Then run the steps, still with the group's lock."""
         run(self.connection, _single_step(self.database.engine.keep_lock(group)))
-        self._taken.clear()
+        self._received_from.clear()
         self._was_put_back = True
         self.database.instance.tally.add(ROLLBACKS)
         run_command(self.connection, b"rollback")
@@ -350,82 +373,72 @@ class Transaction(JoinedTransaction, TransactionScripts):
             in_transaction(self.connection, steps)
 
     def _was_rolled_back(self) -> bool:
-        """Return whether the transaction, which took messages and was ended on the connection, was rolled back."""
-        ids = [transaction for transaction, _ in self._taken]
+        """Return whether the application has rolled back this transaction, which had received messages."""
+        ids = [transaction for transaction, _ in self._received_from]
         return "aborted" in (run(self.connection, find_outcomes(ids))).values()
 
     def _has_finished(self) -> bool:
         """Return whether the transaction was ended on the connection, or the connection is lost."""
         return self.connection.closed or is_idle(self.connection)
 
-    def _can_wait(self) -> bool:
+    def _may_defer_commit(self) -> bool:
+        """Return whether COMMIT may be sent later: no verb is deferred, and no group lock outlives the transaction."""
         is_open = self.connection.pgconn.transaction_status == TransactionStatus.INTRANS
-        is_free = is_direct(self.connection) and not self.connection.pending.verbs
+        is_free = is_direct(self.connection) and not self.connection.deferred.verbs
         return is_open and is_free and not session_locks.may_keep_locks(self.connection)
 
-    def _put_commit_ahead(self) -> None:
+    def _queue_commit(self) -> None:
+        """Queue COMMIT before the connection's next statement. Poison detection then learns its outcome."""
         poison, connection = self.database.instance.poison, self.connection
-        poison.commit_deferred(connection, self._taken)
-        connection.queued.append(QueuedCommand(b"commit", lambda: poison.commit_confirmed(connection)))
+        poison.note_deferred_commit(connection, self._received_from)
+        connection.queued.append(QueuedCommand(b"commit", lambda: poison.confirm_commit(connection)))
 
-    def _clean_up(self, *, committed: bool, known: bool) -> None:
-        self.connection.pending.verbs = None
+    def _clean_up(self, *, committed: bool, outcome_is_known: bool) -> None:
+        self.connection.deferred.verbs = None
         if not committed and not is_idle(self.connection):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 self.connection.rollback()
         release_group_locks(self.connection)
-        if self._has_worked and known and not committed:
+        if self._has_run_verb and outcome_is_known and not committed:
             self.database.instance.tally.add(ROLLBACKS)
-        if self._taken:
-            self._count(committed=committed, known=known)
+        if self._received_from:
+            self._count(committed=committed, outcome_is_known=outcome_is_known)
 
-    def _count(self, *, committed: bool, known: bool) -> None:
+    def _count(self, *, committed: bool, outcome_is_known: bool) -> None:
         """Report to poison detection whether a transaction that received messages was committed."""
         poison, connection = self.database.instance.poison, self.connection
-        queues = {queue_id for _, queue_id in self._taken}
-        known = known and len({transaction for transaction, _ in self._taken}) == 1
-        if known and committed:
-            poison.committed(queues)
-        elif known and not connection.closed:
-            poison.rolled_back(connection, queues)
+        queues = {queue_id for _, queue_id in self._received_from}
+        is_single = len({transaction for transaction, _ in self._received_from}) == 1
+        if outcome_is_known and is_single and committed:
+            poison.note_commit(queues)
+        elif outcome_is_known and is_single and not connection.closed:
+            poison.count_rollback(connection, queues)
         else:
-            for transaction, queue_id in self._taken:
-                poison.received(transaction, [queue_id])
+            for transaction, queue_id in self._received_from:
+                poison.note_unknown_outcome(transaction, [queue_id])
             if not connection.closed:
                 poison.resolve_outcomes(connection)
 
     @override
-    def _process(self, span: Span) -> None:
+    def _keep_span(self, span: Span) -> None:
         if self._processing is not None:
             tracing.end(self._processing)
         self._processing = span
 
     @override
-    def _received(self, queue_id: int, transaction: int) -> None:
-        if (transaction, queue_id) not in self._taken:
-            self._taken.add((transaction, queue_id))
-            self.database.instance.poison.took(transaction, queue_id)
+    def _note_receive(self, queue_id: int, transaction: int) -> None:
+        if (transaction, queue_id) not in self._received_from:
+            self._received_from.add((transaction, queue_id))
+            self.database.instance.poison.note_receive(transaction, queue_id)
 
     @override
     def _note_verb(self) -> None:
-        self._has_worked = True
-
-    _ended = False
-    _new: WaitingDialogs | None = None  # made for the first BEGIN DIALOG
-    _answers: DeferredAnswers | None = None  # while a procedure runs whose verbs may wait
-    _leaves_closed = False  # true if closed endpoints can be removed
-    _pipeline: Pipeline | None = None
-    _has_worked = False
-    _commit_travels = False
-    _was_put_back = False
-    _leaves_groups = True  # False if the last RECEIVE has taken all groups, so that no other reader is needed
-    _is_counted = True  # by poison detection, if the transaction is rolled back
-    _savepoint = b""
+        self._has_run_verb = True
 
     @override
     def _do(self, steps: Steps[T]) -> T:
         self.instance.check_caller()
-        if self._ended:
+        if self._has_ended:
             self._check_open()
         if self._savepoint:
             steps = with_savepoint(steps, self._savepoint)
@@ -436,11 +449,11 @@ class Transaction(JoinedTransaction, TransactionScripts):
         except psycopg.Error as problem:
             raise_broker_error(problem)
         except BrokerError as refused:
-            find_reason(self.connection, self.engine, refused)
+            raise_if_database_dropped(self.connection, self.engine, refused)
             raise
 
     def _forget_owner(self) -> None:
-        """Count one open transaction less for the thread or task that began this one."""
+        """Decrement the number of open transactions of the thread or task that began this one."""
         opened = self.instance.open_transactions
         opened[self._owner] -= 1
         if not opened[self._owner]:
@@ -449,13 +462,13 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
         """End in a forked child without using the connection: the transaction is the parent's."""
         self.connection.queued.clear()
-        self.connection.pending.verbs = None
+        self.connection.deferred.verbs = None
         if kind is None:
             self.database.instance.check_caller()
 
     def _check_open(self) -> None:
         self.database.instance.check_caller()
-        if self._ended:
+        if self._has_ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
 
 
@@ -479,7 +492,7 @@ def is_full_disk(error: BaseException) -> bool:
     return isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
-def find_reason(connection: psycopg.Connection[Any], engine: OwnerVerbs, refused: BrokerError) -> None:
+def raise_if_database_dropped(connection: psycopg.Connection[Any], engine: OwnerVerbs, refused: BrokerError) -> None:
     """Raise 8442 instead of a "not found" error if the database was dropped."""
     if refused.number in NOT_FOUND and not connection.closed:
         try:
@@ -529,10 +542,10 @@ class _Translated(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, psycopg.Error):
-            translate(error, runs_application_sql=self._runs_application_sql)
+            raise_translated(error, runs_application_sql=self._runs_application_sql)
 
 
-def translate(problem: psycopg.Error, *, runs_application_sql: bool = True) -> None:
+def raise_translated(problem: psycopg.Error, *, runs_application_sql: bool = True) -> None:
     """Raise the broker's error that corresponds to an error of PostgreSQL; without one, do nothing."""
     broker_error = explain_error(problem, transaction_only=runs_application_sql)
     if broker_error is not None:

@@ -136,7 +136,7 @@ def make_messages(inner: Runner, verbs: Verbs, operation: Receive, begin: Begin)
     queue_id, (rows, transaction) = inner(verbs, operation, begin)
     messages: list[Message] = []
     if rows:
-        verbs._received(queue_id, transaction)
+        verbs._note_receive(queue_id, transaction)
         alone = verbs._is_alone()  # then RECEIVE was committed, and an exception would lose the messages
         messages = verbs._named(rows, alone=alone)
         if tracing.is_on() and not operation.leaves:

@@ -43,18 +43,18 @@ class Rollbacks:
         self._counts: dict[int, int] = {}
         self._pending: dict[int, set[int]] = {}
 
-    def received(self, transaction: int, queues: Iterable[int]) -> None:
+    def note_unknown_outcome(self, transaction: int, queues: Iterable[int]) -> None:
         """Note a transaction that has received from these queues; its outcome is looked up later."""
         self._pending.setdefault(transaction, set()).update(queues)
         while len(self._pending) > _MAX_PENDING:
             del self._pending[next(iter(self._pending))]
 
-    def committed(self, queues: Iterable[int]) -> None:
+    def note_commit(self, queues: Iterable[int]) -> None:
         """Reset the counts of queues from which a committed transaction received."""
         for queue in queues:
             self._counts.pop(queue, None)
 
-    def rolled_back(self, queues: Iterable[int]) -> list[int]:
+    def count_rollback(self, queues: Iterable[int]) -> list[int]:
         """Count a rolled-back transaction that received from these queues. Returns the queues to switch off."""
         reached = []
         for queue in queues:
@@ -74,7 +74,7 @@ class Rollbacks:
         """Return the transactions whose outcome is not known."""
         return list(self._pending)
 
-    def ended(self, outcomes: Mapping[int, str | None]) -> list[int]:
+    def count_outcomes(self, outcomes: Mapping[int, str | None]) -> list[int]:
         """Count outcomes of transactions: 'committed', 'aborted', 'in progress', or None if too old to know.
 
         Returns the queues to switch off.
@@ -85,9 +85,9 @@ class Rollbacks:
                 continue
             queues = self._pending.pop(transaction, set())
             if outcomes[transaction] == "committed":
-                self.committed(queues)
+                self.note_commit(queues)
             elif outcomes[transaction] == "aborted":
-                reached += self.rolled_back(queues)
+                reached += self.count_rollback(queues)
         return reached
 
 

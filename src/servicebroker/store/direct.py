@@ -62,7 +62,7 @@ class QueuedCommand(NamedTuple):
 
 
 @dataclass
-class PendingVerbs:
+class DeferredVerbs:
     """Deferred verbs (SEND, ...) of a connection, which run before its next statement, also one of the application."""
 
     verbs: Callable[[], Steps[None]] | None = None
@@ -91,9 +91,9 @@ class Outcome(NamedTuple):
 class PreparedStatements:
     """The prepared statements of a connection, run after its deferred commands and verbs."""
 
-    def __init__(self, queued: list[QueuedCommand], pending: PendingVerbs) -> None:
+    def __init__(self, queued: list[QueuedCommand], deferred: DeferredVerbs) -> None:
         self._queued = queued
-        self._pending = pending
+        self._deferred = deferred
         self._names: OrderedDict[tuple[str, tuple[int, ...]], bytes] = OrderedDict()
         self._remembered: set[int] = set()
         self._last_number = 0
@@ -179,9 +179,9 @@ class PreparedStatements:
 
     def _pending_steps(self, connection: AnyConnection) -> PQGen[None]:
         """Run the deferred verbs. If a verb fails, or the verbs are interrupted, the transaction can only roll back."""
-        if self._pending.verbs is None:
+        if self._deferred.verbs is None:
             return
-        verbs, self._pending.verbs, was_interrupted = self._pending.verbs(), None, True
+        verbs, self._deferred.verbs, was_interrupted = self._deferred.verbs(), None, True
         try:
             statement = next(verbs)
             while True:
@@ -196,7 +196,7 @@ class PreparedStatements:
             raise
         finally:
             if was_interrupted:
-                self._pending.verbs = _spoil
+                self._deferred.verbs = _spoil
 
     def _counted(self, connection: AnyConnection, statement: Statement) -> PQGen[list[Row]]:
         """Run and count a statement, and record the locks that the session keeps."""
@@ -221,7 +221,7 @@ class PreparedStatements:
         *,
         is_rare: bool = False,
     ) -> PQGen[tuple[PGresult, Any]]:
-        if self._pending.verbs is not None:
+        if self._deferred.verbs is not None:
             yield from self._pending_steps(connection)
         transformer = self._transformer = self._transformer or Transformer(connection)
         values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
@@ -329,7 +329,7 @@ class DirectConnection(psycopg.Connection[Row]):
 
     Attributes:
         queued: deferred commands, sent before the next statement, also one of the application.
-        pending: deferred verbs, run before that statement, too.
+        deferred: verbs that run before that statement, too.
         due: the `time.monotonic()` at which the pool has to check the connection again.
         interval: seconds between two checks for signals during a wait; a thread without signals needs none.
     """
@@ -339,10 +339,10 @@ class DirectConnection(psycopg.Connection[Row]):
         forked.protect(self)
         adapt(self.adapters)
         self.queued: list[QueuedCommand] = []
-        self.pending = PendingVerbs()
+        self.deferred = DeferredVerbs()
         self.due = 0.0
         self.interval = POLL_INTERVAL_S
-        self.prepared_statements = PreparedStatements(self.queued, self.pending)
+        self.prepared_statements = PreparedStatements(self.queued, self.deferred)
 
     def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
         """Run a statement with $1, $2, ..., then the command `then`. Returns the rows of the statement.
@@ -363,7 +363,7 @@ class DirectConnection(psycopg.Connection[Row]):
     @override
     def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
         """Run the deferred verbs and commands, then `gen`. The driver calls this method for every exchange."""
-        if self.queued or self.pending.verbs is not None:
+        if self.queued or self.deferred.verbs is not None:
             gen = behind(self, gen)
         return super().wait(gen, interval or self.interval, timeout)
 
@@ -487,7 +487,7 @@ def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:
 
 def send_queued(connection: DirectConnection) -> None:
     """Run the deferred verbs and commands without a statement after them."""
-    if connection.queued or connection.pending.verbs:
+    if connection.queued or connection.deferred.verbs:
         with connection.lock:
             connection.wait(nothing())
 

@@ -143,11 +143,11 @@ class Instance:
             raise
         except BaseException:
             session.rollback()
-            for queue_id in self._rollbacks.rolled_back(session.received_from):
+            for queue_id in self._rollbacks.count_rollback(session.received_from):
                 self._disable(queue_id)
             raise
         session.commit()
-        self._rollbacks.committed(session.received_from)
+        self._rollbacks.note_commit(session.received_from)
         self._run_workers()
 
     def _run_workers(self) -> None:

@@ -111,14 +111,14 @@ class SessionVerbs(JoinedTransaction):
         self._machine.context.has_worked = self._machine.transactions.count > 0
 
     @override
-    def _received(self, queue_id: int, transaction: int) -> None:
+    def _note_receive(self, queue_id: int, transaction: int) -> None:
         """Report received messages to the poison message detection."""
         if self._machine.transactions.is_external:
-            self.database.instance.poison.received(transaction, [queue_id])
+            self.database.instance.poison.note_unknown_outcome(transaction, [queue_id])
         elif self._machine.transactions.count:
             self._machine.transactions.received_from.add((transaction, queue_id))
         else:
-            self.database.instance.poison.committed([queue_id])
+            self.database.instance.poison.note_commit([queue_id])
 
 
 class SessionDatabase(Database):
@@ -447,7 +447,7 @@ class Context:
             self.has_definitions = self.has_worked = False
             transactions.received_from.clear()
             if queue_ids:
-                self._machine.instance.poison.committed(queue_ids)
+                self._machine.instance.poison.note_commit(queue_ids)
 
     def roll_back(self) -> None:
         """Roll back the whole transaction, and count it for the poison message detection.
@@ -465,7 +465,7 @@ class Context:
         if self.has_definitions:
             self._forget()
         if queue_ids:
-            self._machine.instance.poison.rolled_back(self._machine.connection, queue_ids)
+            self._machine.instance.poison.count_rollback(self._machine.connection, queue_ids)
 
     def _forget(self) -> None:
         """Drop cached definitions that the rollback has undone."""

@@ -21,39 +21,39 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def test_the_fifth_rollback_in_a_row_reaches_the_limit_and_the_count_begins_again() -> None:
     rollbacks = Rollbacks()
     for _ in range(2):
-        assert [rollbacks.rolled_back([QUEUE_ID]) for _ in range(5)] == [[], [], [], [], [QUEUE_ID]]
+        assert [rollbacks.count_rollback([QUEUE_ID]) for _ in range(5)] == [[], [], [], [], [QUEUE_ID]]
 
 
 def test_a_commit_begins_again_and_each_queue_has_its_own_count() -> None:
     rollbacks = Rollbacks()
     for _ in range(4):
-        assert rollbacks.rolled_back([QUEUE_ID, OTHER_QUEUE_ID]) == []
-    rollbacks.committed([QUEUE_ID])
-    assert rollbacks.rolled_back([QUEUE_ID, OTHER_QUEUE_ID]) == [OTHER_QUEUE_ID]
-    assert rollbacks.rolled_back([QUEUE_ID, OTHER_QUEUE_ID]) == []
+        assert rollbacks.count_rollback([QUEUE_ID, OTHER_QUEUE_ID]) == []
+    rollbacks.note_commit([QUEUE_ID])
+    assert rollbacks.count_rollback([QUEUE_ID, OTHER_QUEUE_ID]) == [OTHER_QUEUE_ID]
+    assert rollbacks.count_rollback([QUEUE_ID, OTHER_QUEUE_ID]) == []
 
 
 def test_transactions_are_asked_for_when_they_may_matter() -> None:
     rollbacks = Rollbacks()
     for transaction in range(4):
-        rollbacks.received(transaction, [QUEUE_ID])
+        rollbacks.note_unknown_outcome(transaction, [QUEUE_ID])
         assert not rollbacks.is_due(QUEUE_ID)
-    rollbacks.received(4, [QUEUE_ID, OTHER_QUEUE_ID])
+    rollbacks.note_unknown_outcome(4, [QUEUE_ID, OTHER_QUEUE_ID])
     assert rollbacks.is_due(QUEUE_ID)
     assert not rollbacks.is_due(OTHER_QUEUE_ID)
-    assert rollbacks.ended({0: "aborted", 1: "in progress", 2: "aborted", 3: "aborted", 4: "aborted"}) == []
+    assert rollbacks.count_outcomes({0: "aborted", 1: "in progress", 2: "aborted", 3: "aborted", 4: "aborted"}) == []
     assert rollbacks.pending() == [1]
-    assert rollbacks.ended({1: "aborted"}) == [QUEUE_ID]
+    assert rollbacks.count_outcomes({1: "aborted"}) == [QUEUE_ID]
     assert rollbacks.pending() == []
-    rollbacks.received(5, [QUEUE_ID])
-    assert rollbacks.ended({5: None}) == []
+    rollbacks.note_unknown_outcome(5, [QUEUE_ID])
+    assert rollbacks.count_outcomes({5: None}) == []
     assert rollbacks.pending() == []
 
 
 def test_pending_rollbacks_are_bounded() -> None:
     rollbacks = Rollbacks()
     for transaction in range(poison._MAX_PENDING + 10):
-        rollbacks.received(transaction, [QUEUE_ID])
+        rollbacks.note_unknown_outcome(transaction, [QUEUE_ID])
     assert len(rollbacks.pending()) == poison._MAX_PENDING
     assert rollbacks.pending()[0] == 10
 
@@ -121,9 +121,9 @@ def test_a_log_handler_that_fails_hides_no_event() -> None:
 def test_only_rollbacks_that_are_known_count(outcome: str | None, counts: bool, is_pending: bool) -> None:
     rollbacks = Rollbacks()
     for _ in range(poison.MAX_ROLLBACKS - 1):
-        assert rollbacks.rolled_back([QUEUE_ID]) == []
-    rollbacks.received(7, [QUEUE_ID])
-    assert rollbacks.ended({7: outcome}) == ([QUEUE_ID] if counts else [])
+        assert rollbacks.count_rollback([QUEUE_ID]) == []
+    rollbacks.note_unknown_outcome(7, [QUEUE_ID])
+    assert rollbacks.count_outcomes({7: outcome}) == ([QUEUE_ID] if counts else [])
     assert rollbacks.pending() == ([7] if is_pending else [])
     is_reset = counts or outcome == "committed"
-    assert rollbacks.rolled_back([QUEUE_ID]) == ([] if is_reset else [QUEUE_ID])
+    assert rollbacks.count_rollback([QUEUE_ID]) == ([] if is_reset else [QUEUE_ID])

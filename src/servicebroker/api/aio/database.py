@@ -22,8 +22,8 @@ from servicebroker.api.aio.transaction import (
     ASK_THE_DATABASE,
     AsyncJoinedTransaction,
     AsyncTransaction,
-    find_reason,
-    translate,
+    raise_if_database_dropped,
+    raise_translated,
     translate_errors,
 )
 from servicebroker.api.aio.verbs import AsyncVerbs
@@ -110,7 +110,7 @@ class AsyncDatabase(
                 async with AsyncTransaction(self, connection) as transaction:
                     yield transaction
             except psycopg.Error as problem:
-                translate(problem)
+                raise_translated(problem)
                 raise
 
     async def process(
@@ -339,7 +339,7 @@ class AsyncDatabase(
             except psycopg.Error as problem:
                 raise_broker_error(problem)
             except BrokerError as refused:
-                await find_reason(connection, self.engine, refused)
+                await raise_if_database_dropped(connection, self.engine, refused)
                 raise
 
     @override
@@ -348,5 +348,5 @@ class AsyncDatabase(
             raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
     @override
-    def _received(self, queue_id: int, transaction: int) -> None:
-        self.instance.poison.committed([queue_id])
+    def _note_receive(self, queue_id: int, transaction: int) -> None:
+        self.instance.poison.note_commit([queue_id])

@@ -1,13 +1,13 @@
-"""Answers of a procedure to its group, which travel with the next group's savepoint in one round trip.
+"""Answers of a procedure to its group, which are sent with the next group's savepoint in one round trip.
 
 A worker with `groups=50` calls its procedure for one group after the other. The usual procedure answers and ends: SEND,
-END CONVERSATION. Both wait here, since their results are known: None, and the next sequence number, which was read with
-the group's messages.
+END CONVERSATION. Both can be deferred, because their results are known: SEND returns the next sequence number, which
+was read with the group's messages, and END returns None.
 
-If a verb that has waited fails, or finds anything else than foreseen, its group alone is undone. The procedure then
-runs once more, and its verbs run at once. So an error is raised where the procedure called the verb.
+If a deferred verb fails, or has another result than was predicted, its group alone is undone. The procedure then runs
+once more, and none of its verbs is deferred. So an error is raised where the procedure called the verb.
 
-The END of a request waits in the same way, and leaves with COMMIT (requesting.py).
+The END of a request is deferred in the same way, and sent with COMMIT (requesting.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, MAX_BYTES, MAX_SENDS, send_what_waits
+from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, MAX_BYTES, MAX_SENDS, send_deferred
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.deferred_answers import DeferredVerb
 from servicebroker.engine.diagnosis.totals import SENDS
@@ -39,10 +39,10 @@ _PAUSE_S = 10.0  # without deferring, after a deferred verb had another result t
 
 
 def may_defer(transaction: AsyncTransaction) -> bool:
-    """Return whether verbs may wait. Traces and those who watch conversations see each verb by itself."""
+    """Return whether verbs may be deferred. Traces and watched conversation events need each verb by itself."""
     instance = transaction.instance
-    is_seen_alone = tracing.is_on() or instance.events.watches_conversations
-    return not is_seen_alone and time.monotonic() >= instance.defers_from and is_direct(transaction.connection)
+    needs_each_verb = tracing.is_on() or instance.events.watches_conversations
+    return not needs_each_verb and time.monotonic() >= instance.defers_from and is_direct(transaction.connection)
 
 
 class DeferredVerbFailed(Exception):
@@ -50,10 +50,10 @@ class DeferredVerbFailed(Exception):
 
 
 class AsyncDeferredAnswers:
-    """SENDs and END of a procedure on one conversation, which wait for the next statement on the connection.
+    """Deferred SENDs and END of a procedure on one conversation, sent with the next statement on the connection.
 
     Attributes:
-        has_failed: whether one of them has failed.
+        has_failed: whether a deferred verb has failed.
     """
 
     def __init__(self, transaction: AsyncTransaction, handle: UUID, number: int | None = None) -> None:
@@ -61,10 +61,10 @@ class AsyncDeferredAnswers:
         self._transaction = transaction
         self._connection = transaction.connection
         self._handle = handle
-        self._number = number  # of the next SEND; None if it is not known
+        self._number = number  # the sequence number of the next SEND; None if it is not known
         self._may_end = True
-        self._waiting: list[DeferredVerb] = []
-        self._bytes = 0  # of the bodies that wait
+        self._verbs: list[DeferredVerb] = []
+        self._bytes = 0  # the total size of the deferred bodies
 
     async def run(self, operation: Operation[Any]) -> list[Any]:
         """Defer an operation, and return its result in a list.
@@ -72,28 +72,28 @@ class AsyncDeferredAnswers:
         If the list is empty, the operation was not deferred: the caller must run it, and no verb is deferred any more.
         """
         number = self._number
-        verb = self._deferred(operation) if self._may_wait(operation) else None
+        verb = self._defer(operation) if self._may_defer(operation) else None
         if verb is None:
             if not isinstance(operation, Send) or operation.handle == self._handle:
                 self._number, self._may_end = None, False
             elif not operation.is_single:
-                self._number = None  # the operation draws numbers
-            await self.leave()
+                self._number = None  # the operation may take sequence numbers
+            await self.send_now()
             return []
         self._transaction._note_verb()
-        self._waiting.append(verb)
+        self._verbs.append(verb)
         self._bytes += verb.size
-        self._connection.pending.verbs = self._leave
-        if len(self._waiting) >= MAX_SENDS or self._bytes >= MAX_BYTES:
-            await self.leave()
+        self._connection.deferred.verbs = self._deferred_steps
+        if len(self._verbs) >= MAX_SENDS or self._bytes >= MAX_BYTES:
+            await self.send_now()
         return [number if isinstance(operation, Send) else None]
 
-    async def leave(self) -> None:
-        """Let the verbs that wait leave now."""
-        if self._waiting:
-            await send_what_waits(self._connection)
+    async def send_now(self) -> None:
+        """Send the deferred verbs now."""
+        if self._verbs:
+            await send_deferred(self._connection)
 
-    async def leave_with(self, following: list[Statement | bytes]) -> tuple[list[list[Row]], psycopg.Error | None]:
+    async def send_with(self, following: list[Statement | bytes]) -> tuple[list[list[Row]], psycopg.Error | None]:
         """Run the deferred verbs and these statements in one round trip.
 
         Return the rows of the statements that have run, and the error that has stopped the others.
@@ -120,29 +120,29 @@ class AsyncDeferredAnswers:
         return rows[len(verbs) :], problem
 
     @property
-    def are_waiting(self) -> bool:
-        """True if a verb waits."""
-        return bool(self._waiting)
+    def has_deferred(self) -> bool:
+        """True if a verb is deferred."""
+        return bool(self._verbs)
 
     def drop(self) -> None:
-        """Forget the verbs that wait, since they are undone. No further verb waits."""
+        """Forget the deferred verbs, since they are undone. No further verb is deferred."""
         self._number, self._may_end = None, False
-        if self._waiting:
+        if self._verbs:
             self._take()
 
     def stop(self) -> None:
         """Defer nothing for a while."""
         self._transaction.instance.defers_from = time.monotonic() + _PAUSE_S
 
-    def _may_wait(self, operation: Operation[Any]) -> bool:
+    def _may_defer(self, operation: Operation[Any]) -> bool:
         if not isinstance(operation, Send | EndConversation) or operation.handle != self._handle:
             return False
         is_open = self._connection.pgconn.transaction_status == TransactionStatus.INTRANS
         if not is_open or not is_direct(self._connection):
             return False
-        return bool(self._waiting) or self._connection.pending.verbs is None
+        return bool(self._verbs) or self._connection.deferred.verbs is None
 
-    def _deferred(self, operation: Operation[Any]) -> DeferredVerb | None:
+    def _defer(self, operation: Operation[Any]) -> DeferredVerb | None:
         engine, number = self._transaction.engine, self._number
         verb = None
         if isinstance(operation, EndConversation):
@@ -154,17 +154,17 @@ class AsyncDeferredAnswers:
         return verb
 
     def _take(self) -> list[DeferredVerb]:
-        self._connection.pending.verbs = None
-        return self._taken()
+        self._connection.deferred.verbs = None
+        return self._pop_verbs()
 
-    def _taken(self) -> list[DeferredVerb]:
-        verbs, self._waiting, self._bytes = self._waiting, [], 0
+    def _pop_verbs(self) -> list[DeferredVerb]:
+        verbs, self._verbs, self._bytes = self._verbs, [], 0
         return verbs
 
-    def _leave(self) -> Steps[None]:
+    def _deferred_steps(self) -> Steps[None]:
         if is_idle(self._connection):
             raise InstanceError(ENDED_ON_ITS_CONNECTION)
-        verbs = self._taken()
+        verbs = self._pop_verbs()
         self.has_failed = True
         try:
             for verb in verbs:
@@ -183,4 +183,4 @@ class AsyncDeferredAnswers:
         if verb.messages:
             self._transaction.instance.tally.add(SENDS, verb.messages)
         if verb.done(row):
-            self._transaction._leaves_closed = True
+            self._transaction._has_closed_endpoints = True

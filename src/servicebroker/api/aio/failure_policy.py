@@ -170,7 +170,7 @@ class AsyncFailureHandler:
                 await turn.run(procedure)
             except BaseException as problem:
                 if stop.is_stop(problem):
-                    transaction._is_counted = False  # by poison detection, which counts rollbacks
+                    transaction._rollback_counts = False  # a stop of the process is not a failure of the message
                     raise
                 failure = as_exception(problem)
                 tracing.fail(transaction._processing, failure)
@@ -192,10 +192,10 @@ class AsyncFailureHandler:
     async def _ended_by_procedure(self, transaction: AsyncTransaction, failure: Exception | None) -> None:
         """Handle a procedure that has ended its transaction, or lost its connection."""
         if transaction.connection.closed:
-            transaction._is_counted = False
+            transaction._rollback_counts = False
             raise InstanceError("The procedure has lost the connection of its transaction.") from failure
         if await transaction._was_rolled_back():
-            transaction._is_counted = False
+            transaction._rollback_counts = False
             problem = failure or InstanceError("The procedure has rolled its transaction back.")
             self._remember_failure(self._processed, problem)
         elif failure is not None:
@@ -258,8 +258,8 @@ class AsyncFailureHandler:
         if failed:
             await transaction._do(self._engine.forget_failures(list(failed)))
             self._failing -= failed
-        transaction._is_counted = False  # if COMMIT is refused, the policy decides, not poison detection
-        await transaction._let_commit_travel()
+        transaction._rollback_counts = False  # if COMMIT is refused, the policy decides, not poison detection
+        await transaction._defer_commit()
 
     async def _failed(self, turn: AsyncTurn, problem: Exception, stop: StopDetector) -> None:
         if len(turn.messages) > 1:  # receive them one by one, to find the message that fails
@@ -353,4 +353,4 @@ def _uncounted_if_lost(transaction: AsyncTransaction) -> Iterator[None]:
         yield
     finally:
         if transaction.connection.closed:
-            transaction._is_counted = False
+            transaction._rollback_counts = False

@@ -287,7 +287,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
     def share_events(self, other: Any) -> None:
         """Share rollback counts and events with `other`: the same instance, opened for threads and for asyncio."""
         self.events = other.events
-        self.poison.share(other.poison)
+        self.poison.share_counts_with(other.poison)
 
     async def close(self) -> None:
         """Close the instance. The last process to close it stops an embedded server. A forked child closes nothing."""
@@ -347,7 +347,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if self._process != forked.process_id:
             return
         connection.queued.clear()  # an interruption may have left a BEGIN there
-        connection.pending.verbs = None
+        connection.deferred.verbs = None
         left = connection if session_locks.may_keep_locks(connection) else self._pool.keep(connection)
         if left is not None:
             await finish(self._put(self._pool, left))

@@ -111,7 +111,7 @@ async def _drain(
 
     async def wake_and_process(transaction: AsyncTransaction, messages: list[Message]) -> object:
         nonlocal has_woken
-        if not has_woken and transaction._leaves_groups:
+        if not has_woken and transaction._may_have_more_groups:
             has_woken = True
             await database.instance.notifier.wake_another(queue.queue_id)
         return await procedure(transaction, messages)
@@ -161,7 +161,7 @@ async def _drain(
         finally:
             if throttle is not None:
                 await throttle.leave(connection, queue.queue_id)
-            database.instance.poison.commit_unknown(connection)
+            database.instance.poison.note_unknown_commit(connection)
     return total, False
 
 
@@ -187,9 +187,9 @@ async def _take(
                 with tracing.current(transaction._processing):
                     check_result(await procedure(transaction, messages))
             except BaseException as problem:
-                transaction._is_counted = not stop.is_stop(problem)
+                transaction._rollback_counts = not stop.is_stop(problem)
                 raise
-            await transaction._let_commit_travel()
+            await transaction._defer_commit()
     return len(messages)
 
 
@@ -209,9 +209,11 @@ async def _take_groups(
             try:
                 await turn.run(procedure)
             except BaseException as problem:
-                transaction._is_counted = not stop.is_stop(problem)
+                transaction._rollback_counts = not stop.is_stop(problem)
                 is_of_group = (
-                    isinstance(problem, Exception) and transaction._is_counted and not is_transaction_conflict(problem)
+                    isinstance(problem, Exception)
+                    and transaction._rollback_counts
+                    and not is_transaction_conflict(problem)
                 )
                 if not processed or not is_of_group or transaction._has_finished():
                     raise
@@ -222,7 +224,7 @@ async def _take_groups(
             if transaction._has_finished():
                 break
         if processed and failure is None:  # otherwise no RECEIVE follows, and COMMIT is sent at once
-            await transaction._let_commit_travel()
+            await transaction._defer_commit()
     if failure is not None:
         raise failure
     return processed

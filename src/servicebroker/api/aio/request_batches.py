@@ -161,7 +161,7 @@ async def take_answers(database: AsyncDatabase, queue: AnswerQueue, handles: lis
             try:
                 answers = await _take(transaction, queue, handles)
             except BaseException:
-                transaction._is_counted = False  # the rollbacks of the callers, who try again alone, are counted
+                transaction._rollback_counts = False  # the rollbacks of the callers, who try again alone, are counted
                 raise
             is_to_commit = True
     except (ServiceBrokerError, psycopg.Error) as problem:
@@ -177,7 +177,7 @@ async def _take(transaction: AsyncTransaction, queue: AnswerQueue, handles: list
     if not rows:
         return {}
     transaction._note_verb()
-    transaction._received(queue.queue_id, number)
+    transaction._note_receive(queue.queue_id, number)
     answers: dict[UUID, list[Message]] = defaultdict(list)
     for message in await transaction._named(rows, alone=False):
         answers[message.conversation_handle].append(message)

@@ -207,9 +207,9 @@ async def _receive_and_end(database: AsyncDatabase, queue: str, handle: UUID, *,
         messages = await transaction.receive(queue, conversation_handle=handle)
         if ends_conversation(messages):
             if defers and may_defer(transaction) and not any(message.is_error for message in messages):
-                transaction._answers = AsyncDeferredAnswers(transaction, handle)
+                transaction._deferred_answers = AsyncDeferredAnswers(transaction, handle)
             await transaction.end_conversation(handle)
-    if transaction._leaves_closed:
+    if transaction._has_closed_endpoints:
         with contextlib.suppress(ServiceBrokerError, psycopg.Error):  # the messages are received; others remove them
             await database._do(database.engine.remove_closed())
     return messages

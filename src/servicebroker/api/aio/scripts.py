@@ -95,7 +95,7 @@ class ThreadInstance(Instance):
         self._event_loop = None  # any thread may use the view
         self.works_as_user = instance.works_as_user
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
-        self.poison.share(instance.poison)
+        self.poison.share_counts_with(instance.poison)
         self.notifier = ThreadNotifier(instance.notifier, awaited)  # type: ignore[assignment] # has its methods
 
     def is_of(self, instance: AsyncInstance, loop: asyncio.AbstractEventLoop) -> bool:

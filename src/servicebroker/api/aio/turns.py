@@ -49,7 +49,7 @@ class AsyncTurn:
     async def run(self, procedure: Procedure) -> None:
         """Call the procedure, then send its deferred statements, so that their errors belong to the turn."""
         await self._call(procedure)
-        await self.transaction._send_what_waits()
+        await self.transaction._send_deferred()
 
     async def _call(self, procedure: Procedure) -> None:
         with tracing.current(self.transaction._processing):
@@ -62,7 +62,7 @@ class AsyncTurn:
 
     async def undo(self) -> None:
         """Undo what the procedure did. Its messages stay received."""
-        self.transaction._drop_what_waits()
+        self.transaction._drop_deferred()
         await run_command(self.transaction.connection, _UNDO)
 
     async def put_back(self, steps: Steps[None] | None = None) -> None:
@@ -124,9 +124,9 @@ class AsyncGroupTurn(AsyncTurn):
 
     @override
     async def run(self, procedure: Procedure) -> None:
-        """Call the procedure. The answers that it left waiting leave with the savepoint of the following turn.
+        """Call the procedure. Its deferred answers are sent with the savepoint of the following turn.
 
-        If they fail, call it once more, and let its verbs run at once.
+        If one of them fails, call the procedure once more without deferring its verbs.
         """
         transaction, answers = self.transaction, self._defer_answers()
         if answers is None:
@@ -134,14 +134,14 @@ class AsyncGroupTurn(AsyncTurn):
             return
         try:
             await self._call(procedure)
-            transaction._answers = None
+            transaction._deferred_answers = None
             if not answers.has_failed:
-                await self._leave(answers)
+                await self._send_answers(answers)
         except Exception as problem:
             if not answers.has_failed or is_transaction_conflict(problem) or transaction._has_finished():
                 raise
         finally:
-            transaction._answers = None
+            transaction._deferred_answers = None
             answers.drop()
         if answers.has_failed and not transaction._has_finished():
             answers.stop()
@@ -149,28 +149,28 @@ class AsyncGroupTurn(AsyncTurn):
             await super().run(procedure)
 
     def _defer_answers(self) -> AsyncDeferredAnswers | None:
-        """Let answers of the procedure wait, if the messages are of one conversation, as the process has cached it."""
+        """Defer answers of the procedure, if the cache describes the conversation of its messages. Else return None."""
         taken, transaction = self._taken, self.transaction
         handle = self.messages[0].conversation_handle
         if taken is None or not may_defer(transaction) or not transaction.engine.may_defer(handle, taken):
             return None
-        transaction._answers = AsyncDeferredAnswers(transaction, handle, taken.next_number)
-        return transaction._answers
+        transaction._deferred_answers = AsyncDeferredAnswers(transaction, handle, taken.next_number)
+        return transaction._deferred_answers
 
-    async def _leave(self, answers: AsyncDeferredAnswers) -> None:
-        """Send the answers that wait, and with them the commands that begin the following turn."""
+    async def _send_answers(self, answers: AsyncDeferredAnswers) -> None:
+        """Send the deferred answers, and with them the commands that begin the following turn."""
         transaction, following = self.transaction, self.following
         if transaction.connection.pgconn.transaction_status != TransactionStatus.INTRANS:
             answers.drop()
-        if not answers.are_waiting:
-            await transaction._send_what_waits()
+        if not answers.has_deferred:
+            await transaction._send_deferred()
             return
         sent: list[Statement | bytes] = []
         if following is not None:
             steps = following._take_steps()
             sent = [_RELEASE, SAVEPOINT, next(steps)]
         try:
-            rows, following_problem = await answers.leave_with(sent)
+            rows, following_problem = await answers.send_with(sent)
         except psycopg.Error as problem:
             raise_broker_error(problem)
         if following is not None:
@@ -195,7 +195,7 @@ async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncG
     queue = await transaction._find(operation.queue)
     by_group = groupby(messages, attrgetter("conversation_group_id"))
     turns = [AsyncGroupTurn(transaction, queue, list(group)) for _, group in by_group]
-    transaction._leaves_groups = len(turns) >= operation.groups
+    transaction._may_have_more_groups = len(turns) >= operation.groups
     return turns
 
 

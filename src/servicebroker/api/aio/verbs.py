@@ -122,7 +122,7 @@ class AsyncVerbs(ABC):
         return True
 
     @abstractmethod
-    def _received(self, queue_id: int, transaction: int) -> None:
+    def _note_receive(self, queue_id: int, transaction: int) -> None:
         """Note that a transaction, by its id, received from the queue: poison detection counts its rollback."""
 
     begin_dialog = operation_method(BeginDialog)
@@ -183,7 +183,7 @@ class AsyncVerbs(ABC):
         sent = [(m.conversation_handle, m.message_sequence_number) for m in messages if not (m.is_timer or m.is_error)]
         span = tracing.begin_receive(queue, messages, await self._do(self.engine.take_traces(sent)))
         if span is not None:
-            self._process(span)
+            self._keep_span(span)
 
     async def _try_to_begin_span(self, queue: str, messages: Sequence[Message]) -> None:
         """Begin a span after RECEIVE was committed. An error is only logged, since the caller must get the messages."""
@@ -192,7 +192,7 @@ class AsyncVerbs(ABC):
         except Exception as problem:  # raised by the sampler or a span processor of the application
             _LOG.warning("received messages are not traced: %s", problem)
 
-    def _process(self, span: Span) -> None:
+    def _keep_span(self, span: Span) -> None:
         """Record a span for received messages. Outside of a transaction the end of their processing is unknown."""
         tracing.end(span)
 

@@ -137,7 +137,7 @@ async def make_messages(inner: Runner, verbs: AsyncVerbs, operation: Receive, be
     queue_id, (rows, transaction) = await inner(verbs, operation, begin)
     messages: list[Message] = []
     if rows:
-        verbs._received(queue_id, transaction)
+        verbs._note_receive(queue_id, transaction)
         alone = verbs._is_alone()  # then RECEIVE was committed, and an exception would lose the messages
         messages = await verbs._named(rows, alone=alone)
         if tracing.is_on() and not operation.leaves:

@@ -36,7 +36,7 @@ class DeferredDialog:
         expiry: the end of the lifetime.
         path: the delivery path; None for a restricted role, because a function on the server finds its path.
         timer: the last BEGIN CONVERSATION TIMER, and the time at which it fires.
-        messages: the number of deferred messages.
+        message_count: the number of deferred messages.
     """
 
     operation: BeginDialog
@@ -44,7 +44,7 @@ class DeferredDialog:
     expiry: datetime
     path: DeliveryPath | DeparturePath | None
     timer: tuple[BeginConversationTimer, datetime] | None = None
-    messages: int = 0
+    message_count: int = 0
 
     def set_timer(self, operation: BeginConversationTimer, now: datetime) -> None:
         """Defer BEGIN CONVERSATION TIMER.
@@ -58,7 +58,7 @@ class DeferredDialog:
             raise BrokerError(8410)
         self.timer = operation, at
 
-    def travels_with(self, other: DeferredDialog) -> bool:
+    def fits_in_one_statement_with(self, other: DeferredDialog) -> bool:
         """Check whether one statement can write both conversations: they have the same two services and contract."""
         if self.path is None or other.path is None:
             return True
@@ -71,31 +71,31 @@ class DeferredDialog:
 
 
 class DeferredSend(NamedTuple):
-    """A deferred SEND. `number` is the sequence number of its first message.
+    """A deferred SEND. `first_number` is the sequence number of its first message.
 
     `usage` has the id and validation of the message type in the target's database; for a target in another instance, in
     the database of the initiator. None for a restricted role.
     """
 
     dialog: DeferredDialog
-    number: int
+    first_number: int
     operation: Send[int] | SendBatch
     contents: Sequence[bytes | None]
     usage: Usage | None
 
 
-class Pending(NamedTuple):
-    """Conversations that one statement is to write, and their SENDs in order."""
+class DeferredBatch(NamedTuple):
+    """Conversations that are to be written by one statement, and their SENDs in order."""
 
     dialogs: Sequence[DeferredDialog]
     sends: Sequence[DeferredSend]
 
 
-def is_one_statement(pending: Pending) -> bool:
-    """Check whether one statement writes all of it if the path has not changed."""
-    if pending.sends:
-        return all(dialog.messages for dialog in pending.dialogs)
-    return len(pending.dialogs) == 1 and pending.dialogs[0].timer is None  # a timer would be a second statement
+def is_one_statement(batch: DeferredBatch) -> bool:
+    """Check whether one statement writes the whole batch, unless an object was altered meanwhile."""
+    if batch.sends:
+        return all(dialog.message_count for dialog in batch.dialogs)
+    return len(batch.dialogs) == 1 and batch.dialogs[0].timer is None  # a timer would be a second statement
 
 
 class StepwiseVerbs(NamedTuple):
@@ -153,7 +153,7 @@ def defer_send(
 ) -> DeferredSend | None:
     """Defer SEND on a deferred conversation.
 
-    None if one of the two sides refuses the message, the message is delayed, or the lifetime has run out.
+    Return None if SEND must run by itself: a side would refuse the message, it is delayed, or the lifetime is over.
 
     Raises:
         BrokerError: what the operation's checks refuse.
@@ -164,23 +164,23 @@ def defer_send(
     usage = first_usage(dialog.path, operation.message_type, contents)
     if usage is None or operation.is_delayed or dialog.expiry <= now:
         return None
-    return DeferredSend(dialog, dialog.messages, operation, contents, usage)
+    return DeferredSend(dialog, dialog.message_count, operation, contents, usage)
 
 
-def begin_deferred(catalog: Catalog, pending: Pending, stepwise: StepwiseVerbs) -> Steps[None]:
-    """BEGIN all deferred conversations and SEND their messages, with the result of the verbs in order.
+def begin_deferred(catalog: Catalog, batch: DeferredBatch, stepwise: StepwiseVerbs) -> Steps[None]:
+    """Begin the deferred conversations and send their messages. The result is that of the verbs in their order.
 
     Raises:
         BrokerError: what BEGIN DIALOG or SEND raises, if an object was altered after they were deferred.
     """
-    sending = [dialog for dialog in pending.dialogs if dialog.messages]
-    if sending and not (yield from _begin_and_send(catalog, sending, pending.sends)):
+    sending = [dialog for dialog in batch.dialogs if dialog.message_count]
+    if sending and not (yield from _begin_and_send(catalog, sending, batch.sends)):
         for dialog in sending:
             yield from _begin_alone(dialog, stepwise)
-        for send in pending.sends:
+        for send in batch.sends:
             yield from stepwise.send(send.operation)
-    for dialog in pending.dialogs:
-        if not dialog.messages:
+    for dialog in batch.dialogs:
+        if not dialog.message_count:
             yield from _begin_alone(dialog, stepwise)
 
 
@@ -194,7 +194,7 @@ def _begin_and_send(catalog: Catalog, dialogs: Sequence[DeferredDialog], sends: 
     """BEGIN conversations between the same two services and SEND, in one statement. False if nothing was written."""
     path = dialogs[0].path
     assert path is not None
-    messages = [Message(send, index) for send in sends for index in range(len(send.contents))]
+    messages = [DeferredMessage(send, index) for send in sends for index in range(len(send.contents))]
     if isinstance(path, DeparturePath):
         rows = yield _to_other_instance(path, dialogs, messages)
     else:
@@ -209,7 +209,7 @@ def _begin_and_send(catalog: Catalog, dialogs: Sequence[DeferredDialog], sends: 
     return True
 
 
-class Message(NamedTuple):
+class DeferredMessage(NamedTuple):
     """One message of a deferred SEND: the body at `position` of its contents."""
 
     send: DeferredSend
@@ -227,7 +227,7 @@ class Message(NamedTuple):
         return self.send.contents[self.position]
 
 
-def _single_message(path: DeliveryPath, message: Message) -> Statement:
+def _single_message(path: DeliveryPath, message: DeferredMessage) -> Statement:
     dialog = message.send.dialog
     return Statement(
         "deferred_dialogs.single_message",
@@ -240,7 +240,9 @@ def _single_message(path: DeliveryPath, message: Message) -> Statement:
     )
 
 
-def _many_messages(path: DeliveryPath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> Statement:
+def _many_messages(
+    path: DeliveryPath, dialogs: Sequence[DeferredDialog], messages: Sequence[DeferredMessage]
+) -> Statement:
     return Statement(
         "deferred_dialogs.many_messages",
         enqueue.begin_and_send_many(path.target.queue_id),
@@ -255,7 +257,7 @@ def _many_messages(path: DeliveryPath, dialogs: Sequence[DeferredDialog], messag
 
 
 def _to_other_instance(
-    path: DeparturePath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]
+    path: DeparturePath, dialogs: Sequence[DeferredDialog], messages: Sequence[DeferredMessage]
 ) -> Statement:
     return Statement(
         "deferred_dialogs.to_other_instance",
@@ -270,7 +272,7 @@ def _to_other_instance(
     )
 
 
-def _columns(dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> tuple[list[object], ...]:
+def _columns(dialogs: Sequence[DeferredDialog], messages: Sequence[DeferredMessage]) -> tuple[list[object], ...]:
     """Return six arrays with a value for each dialog, then two with a value for each message.
 
     The two: the index of the message's dialog, from 1, and the sequence number.
@@ -282,7 +284,7 @@ def _columns(dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> 
         [dialog.expiry for dialog in dialogs],
         [dialog.operation.encryption for dialog in dialogs],
         [dialog.fires_at for dialog in dialogs],
-        [dialog.messages for dialog in dialogs],
+        [dialog.message_count for dialog in dialogs],
         [indexes[message.send.dialog.identity.handle] for message in messages],
-        [message.send.number + message.position for message in messages],
+        [message.send.first_number + message.position for message in messages],
     )

@@ -40,7 +40,12 @@ from servicebroker.engine.conversation import (
 )
 from servicebroker.engine.conversation.begin import Identity
 from servicebroker.engine.conversation.deferred_answers import DeferredVerb
-from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending, StepwiseVerbs
+from servicebroker.engine.conversation.deferred_dialogs import (
+    DeferredBatch,
+    DeferredDialog,
+    DeferredSend,
+    StepwiseVerbs,
+)
 from servicebroker.engine.conversation.receive import Received, ReceivedState
 from servicebroker.engine.conversation.replay import replay
 from servicebroker.engine.delivery import delayed_messages, transmission
@@ -215,14 +220,14 @@ class OwnerVerbs:
         dialog.set_timer(operation, self.settings.clock())
         return True
 
-    def begin_deferred(self, pending: Pending) -> Steps[None]:
+    def begin_deferred(self, batch: DeferredBatch) -> Steps[None]:
         """Run the deferred BEGIN DIALOGs and SENDs."""
-        return deferred_dialogs.begin_deferred(self.catalog, pending, self._verbs_of_deferred)
+        return deferred_dialogs.begin_deferred(self.catalog, batch, self._verbs_of_deferred)
 
     @staticmethod
-    def is_one_statement(pending: Pending) -> bool:
+    def is_one_statement(batch: DeferredBatch) -> bool:
         """Check whether `begin_deferred` needs only one statement, if the cached path is still valid."""
-        return deferred_dialogs.is_one_statement(pending)
+        return deferred_dialogs.is_one_statement(batch)
 
     def forget_paths(self, dialogs: Sequence[DeferredDialog]) -> None:
         """Forget cached paths of new conversations whose statement failed."""

@@ -17,7 +17,7 @@ from servicebroker.engine.activation.poison_detection import DisabledQueue
 from servicebroker.engine.catalog.catalog import Labels, Queue
 from servicebroker.engine.catalog.delivery_paths import RestrictedPathKey
 from servicebroker.engine.conversation import deferred_dialogs, enqueue, receive
-from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending
+from servicebroker.engine.conversation.deferred_dialogs import DeferredBatch, DeferredDialog, DeferredSend
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs, Sent, keep_schedule, take_turn
 from servicebroker.engine.conversation.pipelined_sends import PipelinedSend, send_in_runs
@@ -165,7 +165,7 @@ class RestrictedVerbs(OwnerVerbs):
         types = self.catalog.restricted_paths.find(_key(dialog.operation)) or ()
         if operation.message_type not in types or operation.is_delayed or dialog.expiry <= self.settings.clock():
             return None
-        return DeferredSend(dialog, dialog.messages, operation, contents, None)
+        return DeferredSend(dialog, dialog.message_count, operation, contents, None)
 
     @override
     def defer_timer(self, dialog: DeferredDialog, operation: BeginConversationTimer) -> bool:
@@ -174,17 +174,17 @@ class RestrictedVerbs(OwnerVerbs):
 
     @override
     @staticmethod
-    def is_one_statement(pending: Pending) -> bool:
+    def is_one_statement(batch: DeferredBatch) -> bool:
         """Check whether `begin_deferred` is one statement if no message is refused."""
-        return len(pending.dialogs) == 1
+        return len(batch.dialogs) == 1
 
     @override
-    def begin_deferred(self, pending: Pending) -> Steps[None]:
+    def begin_deferred(self, batch: DeferredBatch) -> Steps[None]:
         """Run the deferred BEGIN DIALOGs and SENDs, one statement for each conversation, in order of first messages."""
         sends: dict[UUID, list[DeferredSend]] = {}
-        for send in pending.sends:
+        for send in batch.sends:
             sends.setdefault(send.dialog.identity.handle, []).append(send)
-        dialogs = {dialog.identity.handle: dialog for dialog in pending.dialogs}
+        dialogs = {dialog.identity.handle: dialog for dialog in batch.dialogs}
         for handle in (*sends, *(handle for handle in dialogs if handle not in sends)):
             yield from _begin_and_send(self, dialogs[handle], sends.get(handle, []))
 

@@ -20,9 +20,9 @@ from servicebroker.store import forked
 from servicebroker.store.aio.concurrency import cancel_later, finish
 from servicebroker.store.direct import (
     POLL_INTERVAL_S,
+    DeferredVerbs,
     DirectConnection,
     Outcome,
-    PendingVerbs,
     PreparedStatements,
     QueuedCommand,
     SpareConnection,
@@ -45,7 +45,7 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
 
     Attributes:
         queued: deferred commands, sent before the next statement, also one of the application.
-        pending: deferred verbs, run before that statement, too.
+        deferred: verbs that run before that statement, too.
         due: the `time.monotonic()` at which the pool has to check the connection again.
         interval: seconds between two checks of the socket during a wait.
     """
@@ -55,10 +55,10 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         forked.protect(self)
         adapt(self.adapters)
         self.queued: list[QueuedCommand] = []
-        self.pending = PendingVerbs()
+        self.deferred = DeferredVerbs()
         self.due = 0.0
         self.interval = POLL_INTERVAL_S
-        self.prepared_statements = PreparedStatements(self.queued, self.pending)
+        self.prepared_statements = PreparedStatements(self.queued, self.deferred)
 
     async def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
         """Run a statement with $1, $2, ..., then the command `then`. Returns the rows of the statement.
@@ -130,7 +130,7 @@ class _BlockingView(DirectConnection):
     def __init__(self, connection: AsyncDirectConnection) -> None:
         super().__init__(connection.pgconn)
         self.handlers = _handlers(connection)
-        self.queued, self.pending = connection.queued, connection.pending
+        self.queued, self.deferred = connection.queued, connection.deferred
         self.prepared_statements = connection.prepared_statements
         self.prepare_threshold = None
         self.autocommit = True
@@ -175,7 +175,7 @@ async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) 
 
 async def send_queued(connection: AsyncDirectConnection) -> None:
     """Run the deferred verbs and commands without a statement after them."""
-    if connection.queued or connection.pending.verbs:
+    if connection.queued or connection.deferred.verbs:
         async with connection.lock:
             await _completed(connection, behind(connection, nothing()))
 

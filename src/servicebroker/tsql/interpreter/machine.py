@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import psycopg
 
 from servicebroker.api.network import drop_database
-from servicebroker.api.pipelined import WaitingDialogs
+from servicebroker.api.pipelined import DeferredDialogs
 from servicebroker.engine.catalog.databases import create_database
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.catalog.read_only import check_writable
@@ -156,7 +156,7 @@ class Machine:
     def __init__(self, instance: Instance, connection: DirectConnection, listener: Listener) -> None:
         self.instance = instance
         self.connection = connection
-        self.transactions: Transactions = Transactions(connection, WaitingDialogs(instance, connection))
+        self.transactions: Transactions = Transactions(connection, DeferredDialogs(instance, connection))
         self.listener = listener
         self.context: Context
         self.queries: Queries

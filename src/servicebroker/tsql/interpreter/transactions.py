@@ -15,7 +15,7 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.api.pipelined import WaitingDialogs, send_what_waits
+from servicebroker.api.pipelined import DeferredDialogs, send_deferred
 from servicebroker.api.transaction import release_group_locks
 from servicebroker.model.messages import Message
 from servicebroker.store.direct import DirectConnection, QueuedCommand, run_command
@@ -61,7 +61,7 @@ class Transactions:
     """
 
     connection: DirectConnection
-    dialogs: WaitingDialogs
+    dialogs: DeferredDialogs
     count: int = 0
     is_doomed: bool = False
     received_from: set[tuple[int, int]] = field(default_factory=set)
@@ -139,7 +139,7 @@ class Transactions:
         return True
 
     def _commit_dialogs(self) -> None:
-        """Send the waiting conversations, then COMMIT.
+        """Send the deferred conversations, then COMMIT.
 
         If the transaction consists of these conversations only, and one statement can write them, run only that one.
         """
@@ -148,9 +148,9 @@ class Transactions:
             _BEGIN_COMMANDS[False]
         ]:
             queued.clear()
-            run_alone(self.connection, self.dialogs.take())
+            run_alone(self.connection, self.dialogs.take_steps())
             return
-        send_what_waits(self.connection)
+        send_deferred(self.connection)
         queued.clear()
         run_command(self.connection, b"commit")
 
@@ -207,7 +207,7 @@ class Transactions:
             raise error
 
     def has_begun(self) -> bool:
-        """Return True if BEGIN has been sent, or if conversations are waiting to be sent after it."""
+        """Return True if BEGIN has been sent, or if conversations are deferred, to be sent after it."""
         return self.dialogs.has_dialogs or not any(
             queued_command.command in _BEGIN_COMMANDS for queued_command in self.connection.queued
         )
@@ -377,8 +377,8 @@ class Transactions:
             self._has_guard = True
 
     def release_guard(self) -> None:
-        """Release the guard of the last statement. Send waiting verbs first."""
-        send_what_waits(self.connection)
+        """Release the guard of the last statement. Send deferred verbs first."""
+        send_deferred(self.connection)
         if self._has_guard:
             self.connection.queued.append(QueuedCommand(b"release savepoint " + _GUARD_NAME))
             self._has_guard = False
