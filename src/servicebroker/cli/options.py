@@ -13,7 +13,7 @@ from servicebroker.cli.completion import DEFAULT_INSTANCE as DEFAULT_INSTANCE
 from servicebroker.cli.completion import complete_database, complete_queue
 
 
-def finite(value: float | None) -> float | None:
+def require_finite(value: float | None) -> float | None:
     """Refuse nan and inf as the value of an option: `min` and `max` of typer let nan pass.
 
     Raises:
@@ -74,7 +74,7 @@ PatienceOption = Annotated[
     typer.Option(
         "--patience",
         metavar="SECONDS",
-        callback=finite,
+        callback=require_finite,
         min=0,
         help="The time for work in progress to finish after SIGTERM; then it is rolled back.",
     ),
@@ -84,7 +84,7 @@ _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _MIN_SPAN, _MAX_SPAN = timedelta(seconds=10), timedelta(days=366)
 
 
-def span(text: str) -> timedelta:
+def parse_duration(text: str) -> timedelta:
     """Return the length of time that `90s`, `10min`, `1h` or `2d` means.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.existing_instance import open_existing
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, parse_duration
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.diagnosis.audit import AuditRecord, find_records
 from servicebroker.store.running import run
@@ -19,7 +19,10 @@ def audit(
     since: Annotated[
         timedelta | None,
         typer.Option(
-            "--since", metavar="TIME", parser=span, help="Only entries of the last TIME, such as 10min, 1h or 7d."
+            "--since",
+            metavar="TIME",
+            parser=parse_duration,
+            help="Only entries of the last TIME, such as 10min, 1h or 7d.",
         ),
     ] = None,
     who: Annotated[

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.existing_instance import open_existing
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption, finite
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption, require_finite
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.security.domain import Token, account
@@ -108,7 +108,9 @@ def join(
     keys: KeysOption = None,
     wait: Annotated[
         float,
-        typer.Option(metavar="SECONDS", callback=finite, min=0, help="The time to wait for the domain's certificate."),
+        typer.Option(
+            metavar="SECONDS", callback=require_finite, min=0, help="The time to wait for the domain's certificate."
+        ),
     ] = 30.0,
 ) -> None:
     """Make an instance a member of a domain. It leaves the domain that it is in."""

@@ -19,7 +19,7 @@ import typer
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.cli.existing_instance import open_existing
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, finite
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, require_finite
 from servicebroker.cli.output import say_block, say_json
 from servicebroker.model.errors import BrokerError, InstanceError
 
@@ -44,7 +44,9 @@ class ProcessResult(NamedTuple):
 
 def load(
     instance: InstanceOption = DEFAULT_INSTANCE,
-    seconds: Annotated[float, typer.Option(callback=finite, min=0.1, max=86_400, help="Seconds to send.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(callback=require_finite, min=0.1, max=86_400, help="Seconds to send.")
+    ] = 10.0,
     senders: Annotated[int, typer.Option(min=1, max=256, help="The number of sender processes.")] = 1,
     readers: Annotated[int, typer.Option(min=1, max=256, help="The number of reader processes.")] = 1,
     batch: Annotated[

@@ -20,7 +20,7 @@ from servicebroker.cli.options import (
     InstanceOption,
     JsonOption,
     QueueArgument,
-    finite,
+    require_finite,
 )
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
@@ -69,7 +69,7 @@ def send(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            callback=finite,
+            callback=require_finite,
             min=0,
             help="Deliver the message after this time.",
         ),

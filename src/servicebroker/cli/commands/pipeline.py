@@ -24,7 +24,7 @@ from rich.text import Text
 from servicebroker.cli import shutdown
 from servicebroker.cli.http_server import serve_wsgi
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import JsonOption, finite
+from servicebroker.cli.options import JsonOption, require_finite
 from servicebroker.cli.output import line, mask_with, say, say_document, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
@@ -78,7 +78,7 @@ def run(
         float,
         typer.Option(
             metavar="SECONDS",
-            callback=finite,
+            callback=require_finite,
             help="With --once: the time to wait for open transactions that hold back messages.",
         ),
     ] = 30.0,
@@ -459,7 +459,7 @@ def compact(
         float,
         typer.Option(
             metavar="HOURS",
-            callback=finite,
+            callback=require_finite,
             help="Keep the files of table versions younger than this: a query may still read them.",
         ),
     ] = 168.0,

@@ -35,7 +35,7 @@ from servicebroker.cli.options import (
     InstanceOption,
     KeysOption,
     PatienceOption,
-    finite,
+    require_finite,
 )
 from servicebroker.cli.tds_listener import parse_tds_listener, serve_tds_clients
 from servicebroker.engine.catalog.network_endpoints import (
@@ -89,7 +89,7 @@ def serve(
         float,
         typer.Option(
             metavar="SECONDS",
-            callback=finite,
+            callback=require_finite,
             help="While a queue is under load, start one more reader after this many seconds.",
         ),
     ] = READER_INTERVAL_S,

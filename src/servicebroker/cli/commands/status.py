@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, finite, span
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, parse_duration, require_finite
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.printable_text import blocks
 from servicebroker.cli.tables import Listing, Terminal, state, states
@@ -48,7 +48,7 @@ def status(
         typer.Option(
             "--since",
             metavar="TIME",
-            parser=span,
+            parser=parse_duration,
             help="Instead of queues show message rates of the last TIME, such as 10min, 1h or 7d.",
         ),
     ] = None,
@@ -57,7 +57,7 @@ def status(
         typer.Option(
             "--watch",
             metavar="SECONDS",
-            callback=finite,
+            callback=require_finite,
             min=0.1,
             help="Refresh after this many seconds, until Ctrl-C.",
         ),

@@ -10,7 +10,7 @@ import typer
 
 from servicebroker.cli.completion import complete_queue
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
-from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, finite
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, require_finite
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.catalog import find_queue_uncached
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
@@ -39,7 +39,7 @@ def watch(
         float,
         typer.Option(
             metavar="SECONDS",
-            callback=finite,
+            callback=require_finite,
             min=0.1,
             help="Seconds between polls.",
         ),
