@@ -30,7 +30,7 @@ _WAITS = (
     "select coalesce(wait_event, 'running'), count(*) from pg_stat_activity "
     f"where backend_type = 'client backend' and state = 'active' and application_name <> '{_METER}' group by 1"
 )
-_SAMPLE_INTERVAL_S = 0.01  # between two samples of the wait events of sessions
+_SAMPLE_INTERVAL_S = 0.01  # the time between two samples of the sessions' wait events
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ class Pipeline:
         self._instance = instance
         self._broker = broker
         self.version = broker.version
-        self.seconds: list[float] = []  # of each batch of the last query
+        self.seconds: list[float] = []  # the seconds of each batch of the last query
         self._database = broker.database
         self._table = f"servicebroker.queue_{broker.queue_id}"
         self._folder = folder

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-SAMPLE_INTERVAL_S = 0.25  # between two samples of memory
+SAMPLE_INTERVAL_S = 0.25  # the time between two samples of memory
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-KINDS = {"java": "Java", "python": "Python"}  # of processes, by the prefix of the name
+KINDS = {"java": "Java", "python": "Python"}  # kinds of processes, by the prefix of the process name
 
 
 class Memory:

@@ -44,7 +44,7 @@ MESSAGE_TIMEOUT_S = 60.0  # without a message
 READER_WAIT_S = 0.02  # then a reader checks whether the others have read the rest
 MAX_READERS, CORES_OF_READER = 4, 4  # one reader for each four cores, at most four
 ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
-PASSWORD = "of a benchmark"  # of master keys that are deleted at the end
+PASSWORD = "of a benchmark"  # the password of master keys that are deleted at the end
 LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
 # as in Microsoft's published test of 2009, "Service Broker: Performance and Scalability Techniques"
 SOURCE_COUNT, UNUSED_DIALOGS, FAN_IN_BATCH = 3, 150, 100
@@ -100,7 +100,7 @@ class LinkedInstances:
         self._kept: dict[str, list[UUID]] = {}
         self.handles = {service: self.begin(service, CONVERSATION_COUNT, apart) for service in services}
         self.daemons = dict(zip(names, [self._serve(folder) for folder in folders], strict=True))
-        self._next: defaultdict[UUID, int] = defaultdict(int)  # of each conversation: what is to be read next
+        self._next: defaultdict[UUID, int] = defaultdict(int)  # the next number to be read, by conversation
         self._taken: Synchronized[int] = multiprocessing.get_context("spawn").Value("q", 0)
         self._senders = [
             (service, self._stack.enter_context(closing(SenderProcess(_sending, database.instance.url, self._taken))))

@@ -17,8 +17,8 @@ from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.scenarios import BASELINE, Scenario
 
 STEADY_TIME_S = 10.0  # seconds
-CLOCK_START_PART = 0.5  # of all messages: the clock starts when these have been read
-CLOCK_STOP_PART = 0.9  # of all messages: the clock stops when these have been read
+CLOCK_START_PART = 0.5  # the clock starts when this part of all messages has been read
+CLOCK_STOP_PART = 0.9  # the clock stops when this part of all messages has been read
 POLL_INTERVAL_S = 0.01  # seconds
 BATCHES = (100, 10, 1)  # messages of a SEND transaction
 SENDER_COUNT = 16  # as many as conversations

@@ -216,7 +216,7 @@ def in_words(line: Line) -> str:
 
 _WIDTH_PX = 860
 _LABEL_WIDTH_PX = 290  # pixels; the bars begin behind the labels
-_LONGEST_BAR_PX = 340  # of a bar
+_LONGEST_BAR_PX = 340  # the length of the longest bar
 _BAR_HEIGHT_PX, _BAR_STEP_PX, _HEADING_HEIGHT_PX, _GAP_PX, _MARGIN_PX = 18, 25, 30, 16, 16
 _STYLE = (
     "text{font:13px system-ui,'Segoe UI',Helvetica,Arial,sans-serif;fill:#24292f}"

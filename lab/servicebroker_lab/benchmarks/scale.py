@@ -26,7 +26,7 @@ from servicebroker_lab.benchmarks.servicebroker_system import (
 )
 
 _WARMUP_CALLS = 20  # times that each process does it before the clock starts
-_LABELS = {  # by verb, ours and pgmq's
+_LABELS = {  # the labels of our verbs and of pgmq's
     "send-1": ("send", "pgmq.send"),
     "send-100": ("send_batch", "pgmq.send_batch"),
     "receive-1": ("receive(top=1)", "pgmq.pop"),

@@ -15,7 +15,7 @@ from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, LOOP_SE
 DATABASE = "Benchmark"
 QUEUE = "TargetQueue"
 TYPE = "//bench/Message"
-READER_COUNT, GROUP_COUNT = 4, 32  # of the scenario with several workers
+READER_COUNT, GROUP_COUNT = 4, 32  # the numbers of the scenario with several workers
 INITIATOR, TARGET, CONTRACT = "//bench/Initiator", "//bench/Target", "//bench/Contract"
 
 

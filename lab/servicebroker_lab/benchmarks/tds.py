@@ -53,7 +53,7 @@ _RECEIVE = (
     "TIMEOUT 5000"
 )
 _IDLE = "WAITFOR (RECEIVE TOP (1) * FROM IdleQueue)"
-_SETTLING_S = 2.0  # until all receivers wait
+_SETTLING_S = 2.0  # the time in which all receivers begin to wait
 _HANDLE, _BODY = SqlType("uniqueidentifier"), SqlType("varbinary", -1)
 _DONE_BYTES = 13
 

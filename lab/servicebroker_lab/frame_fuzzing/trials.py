@@ -24,8 +24,8 @@ from servicebroker_lab.frame_fuzzing.sequences import CONTRACT, MESSAGE_TYPE, ST
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 from servicebroker_lab.simulation.store import MemoryStore, Tables
 
-STEP_COUNT = 150  # rounds of a case
-MAX_FRAMES = 8  # that strangers send in a round
+STEP_COUNT = 150  # rounds in one case
+MAX_FRAMES = 8  # the most frames from strangers in one round
 STRANGER_COUNT, OWNER_COUNT = 3, 2  # links of strangers; the last two have one owner
 ROUND_CPU_LIMIT_S = 1.0  # seconds of processor time for a round
 LIMITS = Limits(fragment_size=512, window=8_192, ahead_bytes=32_768)

@@ -15,7 +15,7 @@ LOGICAL = (
     {"type": "int", "logicalType": "time-millis"},
     {"type": "string", "logicalType": "uuid"},
 )
-MOST_DEPTH = 12  # of a body; a schema within itself ends there
+MOST_DEPTH = 12  # the deepest nesting of a body; a recursive schema ends there
 
 
 def make(draw: random.Random) -> tuple[dict[str, Any], bytes]:

@@ -13,8 +13,8 @@ from servicebroker.pipeline.decoding import Undecodable, decoder
 from servicebroker_lab.fuzzing.cases import Case, make_case
 from servicebroker_lab.fuzzing.memory import limit_memory
 
-MEMORY_BYTES = 1 << 30  # of address space for the cases of one process
-CPU_LIMIT_S = 5.0  # for one body
+MEMORY_BYTES = 1 << 30  # the address space of a process that runs cases
+CPU_LIMIT_S = 5.0  # processor time for one body
 CASE_TIMEOUT_S = 60.0  # a body that takes longer counts as a hang
 CASES_PER_PROCESS = 200  # few, since what a case leaves behind counts against later ones
 

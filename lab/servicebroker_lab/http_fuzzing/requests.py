@@ -11,8 +11,8 @@ from uuid import UUID
 from servicebroker_lab.fuzzing.mutations import mutate
 from servicebroker_lab.http_fuzzing.site import DATABASE, QUEUE, SERVICE, Viewer
 
-MARKER = "zz9"  # in each text that an answer must not contain without escaping
-MAX_BYTES = 300_000  # of one request
+MARKER = "zz9"  # a part of each text that an answer must escape
+MAX_BYTES = 300_000  # the largest request
 
 # probabilities for each request
 VALUE_CHANGE_RATE, HEADER_CHANGE_RATE, BYTE_CHANGE_RATE, CHUNK_RATE, STREAM_RATE = 0.3, 0.1, 0.1, 0.15, 0.05

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from servicebroker_lab.http_fuzzing.requests import MARKER, Draft, RequestMaker
 from servicebroker_lab.http_fuzzing.site import ACTOR, READER, Site
 
-ANSWER_LIMIT_S = 20.0  # for all complete requests of a connection
-CLOSING_LIMIT_S = 30.0  # until the server closes a connection whose request stays incomplete
-REST_S = 0.03  # to read answers to requests that need none
+ANSWER_LIMIT_S = 20.0  # the time for the answers to all complete requests of a connection
+CLOSING_LIMIT_S = 30.0  # the time for the server to close a connection with an incomplete request
+REST_S = 0.03  # the time to read answers to requests that may have none
 PIECE_PAUSE_S = 0.002
-MAX_CONNECTIONS, MAX_REQUESTS = 3, 4  # of a case, and of a connection
+MAX_CONNECTIONS, MAX_REQUESTS = 3, 4  # the most connections of a case, and requests of a connection
 # probabilities: of valid tokens, of pieces, of waiting for the end
 ACTING_RATE, SPLIT_RATE, WAIT_RATE = (
     0.2,

@@ -11,4 +11,4 @@ class Candidate(NamedTuple):
     family: str
     operator: str
     occurrence: int
-    line: int  # from 1
+    line: int  # the line number, from 1

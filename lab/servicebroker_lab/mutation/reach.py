@@ -24,7 +24,7 @@ from servicebroker_lab.mutation import python_operators, sql_operators
 from servicebroker_lab.mutation.project import Copies, Copy, DeadlinePassed, Project
 from servicebroker_lab.mutation.recorder import RECORD_FILE
 
-RECORD_DEADLINE_S = 1800.0  # of one test file under coverage
+RECORD_DEADLINE_S = 1800.0  # the time for one test file under coverage
 IN_PROCESS = ""  # the context of lines that ran at import, or in another process
 
 _COVERAGE_SETTINGS = """\

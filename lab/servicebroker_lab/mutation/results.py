@@ -35,7 +35,7 @@ class Result:
     outcome: str
     killer: str = ""
     seconds: float = 0.0
-    tests: int = 0  # that were chosen
+    tests: int = 0  # the number of tests that were chosen
     left_out: int = 0  # tests that reach the line and were not chosen
 
 

@@ -12,8 +12,8 @@ from servicebroker_lab.mutation.drawing import Mutant
 from servicebroker_lab.mutation.project import Copy, DeadlinePassed
 from servicebroker_lab.mutation.reach import Choice
 
-STARTUP_S = 60.0  # of pytest with a server, on a machine that is loaded
-SLOWNESS_FACTOR = 4.0  # of the deadline, against the time that was recorded
+STARTUP_S = 60.0  # the start of pytest with a server, on a loaded machine
+SLOWNESS_FACTOR = 4.0  # the deadline is the recorded time multiplied by this
 
 KILLED = "killed"  # a test failed
 HUNG = "hung"  # the deadline passed: killed, too

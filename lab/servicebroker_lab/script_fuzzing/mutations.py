@@ -15,7 +15,7 @@ Piece = list[str]  # tokens, each with the blanks before it
 
 _ROOT = Path(__file__).parents[3]
 _SNIPPET = re.compile(r"```sql\n(.*?)```", re.DOTALL)
-MAX_TOKENS = 400  # of a batch; longer ones are cut
+MAX_TOKENS = 400  # the most tokens of a batch; longer ones are cut
 MAX_TEXT_CHARS = 100_000
 _TYPES = (
     "int",

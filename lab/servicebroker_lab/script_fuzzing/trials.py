@@ -18,8 +18,8 @@ from servicebroker.tsql.postgres_errors import UNMAPPED_ERROR
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 
-CHECK_LIMIT_S = 20.0  # for one text; more is a failure
-RUN_LIMIT_S = 3.0  # for one text; a loop or a WAITFOR may take any time, so more is not a failure
+CHECK_LIMIT_S = 20.0  # the time for one text; more is a failure
+RUN_LIMIT_S = 3.0  # the time for one text; more is not a failure, because of loops and WAITFOR
 _REPEAT_S = 0.5  # an exception in a callback of the garbage collector is lost, so the signal repeats
 CASES_PER_DATABASE = 50  # a database that has collected too many objects tells less
 _DATABASE = "Fuzzed"
@@ -75,7 +75,7 @@ def judge_check(text: str, folder: Path) -> str:
         with _limit(CHECK_LIMIT_S):
             try:
                 script = Sqlcmd().expand(text, folder).text
-            except TsqlError:  # of a directive
+            except TsqlError:  # a directive has failed
                 script = text
             findings = list(check(script))
     except _TimeIsUp:

@@ -21,7 +21,7 @@ from servicebroker_lab.simulation.shrinking import shrink
 from servicebroker_lab.simulation.store import GuaranteeBroken
 
 PORTION_SEEDS = 200  # seeds, at most, that a process runs before it reports
-PORTIONS_PER_CORE = 4  # at least, for each processor: seeds do not take the same time
+PORTIONS_PER_CORE = 4  # at least so many portions per processor: seeds take different times
 
 
 def simulate_command(

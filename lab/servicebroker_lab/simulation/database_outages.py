@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from servicebroker.broker.transport.links import Link
     from servicebroker_lab.simulation.simulated_instance import Instance, World
 
-RECONNECT_DELAY_S = 1.0  # until a daemon connects to its database again
+RECONNECT_DELAY_S = 1.0  # the time until a daemon reconnects to its database
 MAX_OUTAGE_S = 2.0  # so that one or two attempts to connect fail
-COPIES_COUNT = 3  # of a message: a failed attempt drops the copies that arrived before it
+COPIES_COUNT = 3  # copies of each message: a failed attempt drops copies that arrived earlier
 
 
 class _LastMessage(NamedTuple):

@@ -92,7 +92,7 @@ class _Instance:
         self.returns_at = 0  # the round until which the instance is down
         self.lost: frozenset[Address] = frozenset()  # addresses that were unreachable at the last attempt
         self.forwarder: Forwarder[Address] = Forwarder(10 * 1024 * 1024)
-        self.behind: dict[str, set[_Instance]] = {}  # by service: the instances behind this gateway
+        self.behind: dict[str, set[_Instance]] = {}  # the instances behind this gateway, by service
 
     def site(self, service: str) -> Site:
         """Return the description of this instance for routing."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from servicebroker_lab.simulation.simulated_instance import Instance, World
 
 MAX_KEPT = 6  # messages of a conversation, because decrypting one takes 0.3 ms
-STEP_S = 60.0  # between two checks for removed endpoints
+STEP_S = 60.0  # the time between two checks for removed endpoints
 TOTAL_TIME_S = 6_000.0  # enough to remove all closed endpoints and to replay, with clocks that differ by 10 min
 # Seconds after the removal of a target at which its messages are replayed. 2,100 s: then, 65 min after its end, a
 # message that was sealed by a clock one hour ahead looks new.

@@ -61,7 +61,7 @@ class SimulatedLink:
         self.owner = proved.owner
         self.connection = connection
         self.stream = stream
-        self.address = address  # of an opened connection; None for an accepted one
+        self.address = address  # the address of an opened connection; None for an accepted one
         self.connection_number = 0
         self.was_online = False
         self.has_timer = False

@@ -17,11 +17,11 @@ from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline, Role, Role
 from servicebroker_lab.simulation.simulated_time import Loop
 from servicebroker_lab.simulation.store import GuaranteeBroken
 
-FAULTY_TIME_S = 200.0  # with faults
+FAULTY_TIME_S = 200.0  # the part of a run that has faults
 CALM_TIME_S = 60.0  # without faults, at the end
 SILENT_COMMIT_S = 10.0  # a commit that waits longer makes the daemon report an unknown role
 RETRY_DELAY_S = 4.0  # average time until a sender repeats unacknowledged messages
-MESSAGE_COUNT = 40  # of each sender
+MESSAGE_COUNT = 40  # messages of each sender
 
 Entry = tuple[int, int]  # sender, number
 

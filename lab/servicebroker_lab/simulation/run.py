@@ -26,9 +26,9 @@ from servicebroker_lab.simulation.simulated_shares import DividedDaemon
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker_lab.simulation.store import Endpoint, GuaranteeBroken, Key
 
-ERROR_BODY = b"why"  # of an Error, which always fits into one frame
-FAULTY_TIME_S = 60.0  # with faults
-ASKING_TIME_S = 200.0  # after the faults: then all open sides send a message, if an old copy was restored
+ERROR_BODY = b"why"  # the text of an Error, which always fits into one frame
+FAULTY_TIME_S = 60.0  # the part of a run that has faults
+ASKING_TIME_S = 200.0  # after the faults; then all open sides send a message if an old copy was restored
 _ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # states in which the peer has ended
 SKEWS_H = (-1, 0, 0, 1, 168)  # hours by which an instance's clock may be ahead
 CERTIFICATE_GENERATIONS = 5  # certificates of an instance, used in turn, because creating one takes long
@@ -96,7 +96,7 @@ class Run:
         if faults.outages:
             self.world.keepers.append(self._outages)
         self.loop.trace("run", self.world.limits)
-        self._generations: Counter[int] = Counter()  # of certificates, by instance
+        self._generations: Counter[int] = Counter()  # the generation of each instance's certificates
         self._routes = Routes(self.world)
         for index in range(random.choice((2, 2, 3, 3))):
             self._add(Instance(self.world, index, UUID(int=random.getrandbits(128))))

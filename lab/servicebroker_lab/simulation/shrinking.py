@@ -9,7 +9,7 @@ from servicebroker.overriding import override
 from servicebroker_lab.simulation.faults import Faults
 from servicebroker_lab.simulation.run import Case, run
 
-OTHER_SEEDS = 300  # that are tried with the remaining faults
+OTHER_SEEDS = 300  # other seeds that are tried with the remaining faults
 
 
 class Failing(NamedTuple):

@@ -51,8 +51,8 @@ from servicebroker_lab.simulation.simulated_sockets import ShippedNetwork
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker_lab.simulation.store import Endpoint, GuaranteeBroken, Key, MemoryStore, Tables
 
-ROUND_DELAY_S = 0.005  # between an event and the round (transaction of the daemon) that handles it
-MAX_IDLE_ROUNDS = 100  # in a row without an event: 1,500 runs had at most 13, so more are a busy loop
+ROUND_DELAY_S = 0.005  # the delay from an event to the round (daemon transaction) that handles it
+MAX_IDLE_ROUNDS = 100  # rounds in a row without an event: 1,500 runs had at most 13, so more are a busy loop
 
 
 class DaemonKilled(Exception):
@@ -183,7 +183,7 @@ class Daemon:
         self._store = FaultyStore(self.instance, self, Division())
         self._inbox: list[Arrival | NetworkEvent] = []
         self._round_at = NEVER
-        self._idle_rounds = 0  # in a row without an event before, and with another round due immediately
+        self._idle_rounds = 0  # rounds in a row without an event before, and with another round due immediately
         self._away_until = 0.0  # the database is unreachable until then
         self._relay.forget()
         self.poke()
@@ -331,15 +331,15 @@ class Instance:
         self._grips: dict[UUID, float] = {}  # rows that an application has locked, and until when
         self.tables.master_key = master_key()
         self.tables.certificates.append(identity(index).own)
-        self.transport: list[TransportCertificate] = []  # of peers
+        self.transport: list[TransportCertificate] = []  # the transport certificates of peers
         self._answers: dict[Address, Answer] = {}  # the stored answers, by address
         self.daemons: list[Daemon] = []
         self.contenders: list[Contender] = []
-        self.reports = SelfReport(self.clock)  # of its daemons, for `servicebroker doctor`
+        self.reports = SelfReport(self.clock)  # the reports of its daemons, for `servicebroker doctor`
         self.half = 0  # 0 or OTHER_HALF_OFFSET: which of the two servers is the primary
         self._timeline = 1
-        self.step = timedelta()  # by which the server's clock was set ahead
-        self.skew = timedelta()  # by which the server's clock is ahead during the whole run
+        self.step = timedelta()  # the time by which the server's clock was set ahead
+        self.skew = timedelta()  # the time by which the server's clock is ahead during the whole run
         self.away_until = 0.0  # daemons cannot reach the database until then
         self.corrupted = 0
         self._pending: list[tuple[UUID, Callable[[], None]]] = []  # changes that applications are about to commit

@@ -19,7 +19,7 @@ from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 
 SERVICE_MASTER_KEY, DATABASE_MASTER_KEY = bytes(KEY_BYTES), bytes(range(KEY_BYTES))
 FIRST_USER = 100  # user 100 + n owns the certificate of instance n in the databases of the other instances
-_VALIDITY = timedelta(days=3650)  # before and after the start of a run
+_VALIDITY = timedelta(days=3650)  # certificates are valid this long before and after the start of a run
 
 
 class _Folder(KeyFolder):

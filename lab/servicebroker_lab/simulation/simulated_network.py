@@ -10,7 +10,7 @@ from servicebroker_lab.simulation.simulated_time import Loop
 
 NOWHERE_INDEX = 99  # the number of an address without a listener
 HOSTILE_INDEX = 50  # the number of the hostile peer
-OTHER_HALF_OFFSET = 20  # from the number of an instance to that of the other server of its mirrored pair
+OTHER_HALF_OFFSET = 20  # an instance's number plus this is the other server of its mirrored pair
 
 
 class Listener(Protocol):

@@ -24,7 +24,8 @@ class Routes:
         self._hops: dict[tuple[int, int], int] = {}  # (from, to): the next hop
         # by instance: the instances to which it has routes by broker identifier
         self._named: defaultdict[int, list[Instance]] = defaultdict(list)
-        self._alone: Instance | None = None  # in half of these runs only this instance has routes to the common service
+        # The only instance with routes to the common service, in half of these runs
+        self._alone: Instance | None = None
         self._unnamed: Instance | None = (
             None  # and one of its routes, without broker identifier, leads to this instance
         )

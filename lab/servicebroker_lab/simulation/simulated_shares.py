@@ -48,13 +48,13 @@ from servicebroker_lab.simulation.simulated_sockets import FaultyInboxes, Happen
 from servicebroker_lab.simulation.simulated_time import Loop
 
 MAX_SHARES = 3
-CHECK_INTERVAL_S = 1.0  # between two checks of lease, role and load
+CHECK_INTERVAL_S = 1.0  # the time between two checks of lease, role and load
 POLL_INTERVAL_S = 30.0  # one second in the product, but idle rounds would be most of a run
 OPENING_TIME_S = 2.0  # maximum time to open connections and to start processes
 ROUND_TIME_S = 0.01  # maximum time of a round, for the measurement of load
-CLOSING_TIME_S = 0.1  # until a daemon has stopped
+CLOSING_TIME_S = 0.1  # the time in which a daemon stops
 HEAVY_LOAD = 0.9  # fraction of the time that each share spends in rounds, under load
-INTERLEAVING_PROBABILITY = 0.1  # of a round between two operations of another round
+INTERLEAVING_PROBABILITY = 0.1  # the probability of a round between two operations of another round
 IDLE_KILL_FACTOR = 5.0  # kills of a process per idle second, relative to those between two operations
 
 T = TypeVar("T")

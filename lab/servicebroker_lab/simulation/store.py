@@ -112,7 +112,7 @@ class Endpoint:
     send_sequence: int = 0
     rows: dict[int, Waiting] = field(default_factory=dict)  # the transmission queue
     next: int = 0  # the number of the next message to arrive
-    token: bytes | None = None  # of the last message that has arrived in order
+    token: bytes | None = None  # the token of the last message that has arrived in order
     failure: tuple[int, str] | None = None  # the error for the peer
     kept: dict[int, dict[int, Keep]] = field(default_factory=dict)  # arrived fragments
     kept_owner: str = ""  # the owner of the certificate of the peer that has sent them
@@ -160,12 +160,12 @@ class Tables:
         self.services: set[str] = set()
         self.routes = RoutingTable(())
         self.routes_version = 1
-        self.bindings: dict[str, tuple[Binding, int]] = {}  # by remote service: the binding and its user
+        self.bindings: dict[str, tuple[Binding, int]] = {}  # the binding and its user, by remote service
         self.certificates: list[UserCertificate] = []
         self.master_key: MasterKey | None = None
         self.pairs: dict[Elsewhere, StoredPair] = {}
         self.traces: dict[tuple[UUID, bool, int], bytes] = {}
-        self.brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate and broker
+        self.brokers: dict[tuple[int, UUID], KnownBroker] = {}  # known brokers, by certificate and broker
         self.old_copies: set[tuple[UUID | None, bool]] = set()  # (broker, this instance is the old copy)
         self.unfinished: set[int] = set()  # ids of open transactions
         self.next_xact = 1
@@ -173,7 +173,7 @@ class Tables:
         self.limits = LIMITS
         self.is_held: Callable[[UUID], bool] = lambda handle: False  # another session has locked the endpoint's row
         self.on_wake: Callable[[], None] = lambda: None
-        self.clock: Callable[[], datetime] = lambda: MIDNIGHT  # of the server
+        self.clock: Callable[[], datetime] = lambda: MIDNIGHT  # the server's clock
 
     def set_routes(self, routes: Iterable[Route]) -> None:
         """CREATE, ALTER and DROP ROUTE. Mirrored pairs without a route are forgotten."""

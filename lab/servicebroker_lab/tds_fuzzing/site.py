@@ -21,7 +21,7 @@ from servicebroker_lab.tds_client import RawClient, parse_response
 DATABASE, SERVICE, QUEUE, CONTRACT, PASSWORD = "Fuzzed", "//fuzz/Service", "FuzzQueue", "//fuzz/Contract", "Secret 1"
 SETTLING_TIMEOUT_S = 20.0
 MAX_GROWTH_BYTES = 300 * 2**20
-_CHEAP_COST = 2  # of the hash of sa's password, so that a sign-in takes no 40 ms
+_CHEAP_COST = 2  # the cost of hashing sa's password: low, so that a sign-in does not take 40 ms
 _SETTLED_RUNS = 100  # cases until the caches of the process are warm
 
 _DEFINITIONS = f"""

@@ -15,10 +15,10 @@ from servicebroker_lab.tds_client import RawClient, packet, parse_response
 from servicebroker_lab.tds_fuzzing.messages import MessageMaker
 from servicebroker_lab.tds_fuzzing.site import DATABASE, MAX_GROWTH_BYTES, PASSWORD, Site
 
-ANSWER_LIMIT_S = 20.0  # for the response to a valid message
-REST_S = 0.03  # to read responses to messages that need none
+ANSWER_LIMIT_S = 20.0  # the time for the response to a valid message
+REST_S = 0.03  # the time to read responses to messages that may have none
 PIECE_PAUSE_S = 0.002
-MAX_CONNECTIONS, MAX_REQUESTS = 3, 8  # of a case, and of a connection
+MAX_CONNECTIONS, MAX_REQUESTS = 3, 8  # the most connections of a case, and requests of a connection
 
 # probabilities: of TLS, of pieces, of an attention after a request, of a request behind another one, of leaving
 TLS_RATE, SPLIT_RATE, ATTENTION_RATE, EARLY_RATE, LEAVING_RATE = 0.15, 0.2, 0.1, 0.05, 0.05

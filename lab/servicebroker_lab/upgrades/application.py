@@ -16,7 +16,7 @@ QUESTION, ANSWER = "//upgraded/Question", "//upgraded/Answer"
 WEST, EAST = "//upgraded/West", "//upgraded/East"
 CONVERSATION_COUNT = 10
 MAX_TAKEN = 20  # messages of one transaction at most
-PAUSE_S = 0.02  # between two transactions of the sender, so that each upgrade falls into the exchange
+PAUSE_S = 0.02  # the pause between the sender's transactions, so that each upgrade falls into the exchange
 
 
 def make(url: str, service: str, far_service: str, address: str) -> None:

@@ -26,11 +26,11 @@ from servicebroker.store.embedded import EmbeddedServer
 from servicebroker_lab.upgrades import application
 from servicebroker_lab.upgrades.application import CONVERSATION_COUNT, EAST, WEST
 
-STEP_TIMEOUT_S = 300.0  # for a part of the exchange
+STEP_TIMEOUT_S = 300.0  # the time for a part of the exchange
 POLL_INTERVAL_S = 0.1
-PROCESS_TIMEOUT_S = 60.0  # for a process to end
-PORT_RANGE = 20_000, 32_000  # of daemons
-LOG_CHARACTERS = 2_000  # of the log of a side whose process has failed
+PROCESS_TIMEOUT_S = 60.0  # the time for a process to end
+PORT_RANGE = 20_000, 32_000  # the ports of daemons
+LOG_CHARACTERS = 2_000  # the part of the log that is shown if the process of a side fails
 
 
 def upgrades_command(

@@ -28,8 +28,8 @@ from servicebroker.model.wording import describe_exception, short_repr
 from servicebroker.store.running import run
 
 POLL_INTERVAL_S = 0.5
-HOOK_TIMEOUT_S = 30.0  # of the command, and of the webhook
-RETRY_DELAY_S = 10.0  # after a failed command or webhook
+HOOK_TIMEOUT_S = 30.0  # the time for the command, and for the webhook
+RETRY_DELAY_S = 10.0  # the pause after a failed command or webhook
 
 _log = logging.getLogger("servicebroker.activation")
 

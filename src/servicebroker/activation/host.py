@@ -55,12 +55,12 @@ from servicebroker.store.outage import Outage
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL
 
-CHECK_INTERVAL_S = 1.0  # between two checks of all queues
-FIRST_CHECK_DELAY_S = 0.01  # after LISTEN: a SEND that began before it sends no notification
+CHECK_INTERVAL_S = 1.0  # the time between two checks of all queues
+FIRST_CHECK_DELAY_S = 0.01  # the time after LISTEN: a SEND that began before LISTEN sends no notification
 RECONNECT_DELAY_S = 1.0
-POLL_INTERVAL_S = 0.02  # while waiting for tasks
+POLL_INTERVAL_S = 0.02  # the time between two checks for ended tasks
 DEFAULT_PATIENCE_S = 30.0  # the timeout of calls in progress when the host stops
-TERMINATION_TIMEOUT_S = 1.0  # for calls to notice that their session was closed
+TERMINATION_TIMEOUT_S = 1.0  # the time for calls to notice that their session was closed
 _STARTED = "Started"
 
 _log = logging.getLogger("servicebroker.activation")
@@ -96,7 +96,7 @@ class Host:
         self._coroutines = CoroutineRunner(instance)
         self._definitions = NO_DEFINITIONS
         self._queues: dict[int, MonitoredQueue] = {}
-        self._retry_at: dict[int, float] = {}  # by queue whose procedure is missing
+        self._retry_at: dict[int, float] = {}  # the next attempt, by queue whose procedure is missing
         self._ended: deque[tuple[MonitoredQueue, threading.Thread, Outcome]] = deque()
         self._to_check: deque[int] = deque()
         self._listens_for: set[int] = set()  # ids of queues
@@ -105,7 +105,7 @@ class Host:
         self._next_check = 0.0  # time of the next check of all queues
         self._checks = 0  # number of checks of all queues
         self._patience = patience
-        self._deadline = 0.0  # for calls in progress, after `request_stop`
+        self._deadline = 0.0  # the deadline of calls in progress, after `request_stop`
         self._outage = Outage(_log, "Activation has lost the database, and tries to reconnect")
         self._unresolved = Outage(_log, "A resolver of activation procedures has failed")
         self._changed, self._wake, self._stopped = threading.Event(), threading.Event(), threading.Event()

@@ -22,9 +22,9 @@ class MonitoredQueue:
     monitor: Monitor = NEW
     tasks: dict[threading.Thread, StopSignal] = field(default_factory=dict)
     waiting: int = 0  # readers that wait for a message
-    due: datetime | None = None  # of the next conversation timer or lifetime
+    due: datetime | None = None  # the time of the next conversation timer or end of a lifetime
     written: tuple[Any, ...] = ()  # the state that the database has
-    counters: tuple[Any, ...] = ()  # of the last check
+    counters: tuple[Any, ...] = ()  # the counters of the last check
     # once every transaction below this id has ended, a check sees all counted messages
     visible_from: int | None = None
     is_known_empty: bool = False  # the queue stays empty until the counters change

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("servicebroker")
 _DEADLOCK_ERROR = 1205
-_SWEEP_INTERVAL_S = 1.0  # between two sweeps: under light load a reader finds an empty queue after each message
+_SWEEP_INTERVAL_S = 1.0  # the time between two sweeps: under light load a queue is empty after each message
 _MAX_PENDING_FAILURES = 1000  # another reader may have processed their messages, so the oldest are dropped
 
 _Key: TypeAlias = tuple[UUID, int, int]  # conversation handle, sequence number, message type id

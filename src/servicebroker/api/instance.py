@@ -56,9 +56,9 @@ from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Steps
 
-MAINTENANCE_INTERVAL_S = 30.0  # between two runs of the maintenance (maintenance.py)
+MAINTENANCE_INTERVAL_S = 30.0  # the time between two runs of the maintenance (maintenance.py)
 _LOG = logging.getLogger("servicebroker")
-_CLOSE_TIMEOUT_S = 0.5  # to get a connection for the last counts
+_CLOSE_TIMEOUT_S = 0.5  # the time to get a connection for the last counts
 _NOT_CLOSED = (
     "An instance was garbage-collected but never closed. Its last counts are lost, and its embedded server runs until "
     "the process ends. Use the instance in a `with` block, or call its `close`."

@@ -61,16 +61,17 @@ from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Steps
 
 _LOG = logging.getLogger("servicebroker")
-_STOP_TIMEOUT_S = 2.0  # for the end of the current run in `close`; then `close` closes its connection
+_STOP_TIMEOUT_S = 2.0  # the time for the current run to end in `close`, before its connection is closed
 _STATEMENT_TIMEOUT_MS = 10_000  # a run that waits so long for a lock fails, and the next run continues
-_TICK_S = 1.0  # between two checks whether a queue was drained
-_TOTALS_INTERVAL_S = 5.0  # between two writes of the counts
-_STATEMENTS_INTERVAL_S = 30.0  # between two writes of statement counts: the maintenance itself adds to them
-_MIN_RETRY_S, _MAX_RETRY_S = 0.02, 1.0  # until the next attempt to deliver messages that other transactions lock
-_SPACE_ATTEMPTS = 10  # to truncate a drained table, one in each tick
+_TICK_S = 1.0  # the time between two checks whether a queue was drained
+_TOTALS_INTERVAL_S = 5.0  # the time between two writes of the counts
+_STATEMENTS_INTERVAL_S = 30.0  # the time between two writes of statement counts: the maintenance itself adds to them
+# The pauses before the next attempt to deliver messages that other transactions lock
+_MIN_RETRY_S, _MAX_RETRY_S = 0.02, 1.0
+_SPACE_ATTEMPTS = 10  # attempts to truncate a drained table, one in each tick
 _DRAINED_MESSAGES = 10_000  # received by this process: from this number on, an empty table is truncated at once
-_FAULT_PAUSE_S = 5.0  # until the maintenance restarts after an unexpected error
-_PROMOTION_POLL_S = 5.0  # between two checks whether a standby was promoted
+_FAULT_PAUSE_S = 5.0  # the pause before the maintenance restarts after an unexpected error
+_PROMOTION_POLL_S = 5.0  # the time between two checks whether a standby was promoted
 _MAX_PIECES = 100  # transactions of several hundred rows each; the next run does the rest
 _CLOSED_AT_ONCE = 1_000  # closed endpoints in one transaction: enough for 3,000 ended conversations a second
 
@@ -101,7 +102,7 @@ class Maintenance:
         self._received: Counter[int] = Counter()  # messages by queue, since the queue was last empty
         self._release_at: datetime | None = None  # the time of the next delayed message
         self._since = 0  # transaction id: messages of older transactions were delivered, if they could be
-        self._remaining_attempts = 0  # to truncate a drained table, which must not be in use
+        self._remaining_attempts = 0  # attempts that are left to truncate a drained table, which must not be in use
         self._connection: psycopg.Connection[Any] | None = None
         self._background = Background(self._run, "servicebroker maintenance")
 

@@ -33,7 +33,7 @@ from servicebroker.store.connection import connect
 from servicebroker.store.direct import wait_for_notifications
 from servicebroker.store.running import run_alone
 
-_CLOSE_CHECK_S = 0.5  # between two checks whether the instance was closed
+_CLOSE_CHECK_S = 0.5  # the time between two checks whether the instance was closed
 
 
 class Notifier:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
 
 _IDLE_WAIT_S = 10.0  # `process` returns after so long without a message; it notices a stop within a second
-_STOP_TIMEOUT_S = 5.0  # for the end of a reader that is cancelled
-_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0  # after a failure outside of handlers; each pause is twice the one before
+_STOP_TIMEOUT_S = 5.0  # the time for a cancelled reader to end
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0  # the pauses after a failure outside of handlers; each is twice the one before
 
 _ENDED_ERRORS = {8426, 8427}  # errors of END CONVERSATION if the conversation has ended on this side
 _OWN_PREFIX = "servicebroker."

@@ -229,7 +229,7 @@ class MessageOpener:
         """
         opened: dict[int, OpenedMessage | None] = {}
         beginnings: dict[tuple[UUID, bool], tuple[int, _Beginning]] = {}
-        incomplete: Counter[str] = Counter()  # by owner: conversations of this round that begin with a fragment
+        incomplete: Counter[str] = Counter()  # conversations of this round that begin with a fragment, by owner
         for index, message in enumerate(messages):
             if message.key in beginnings or self._conversations.find(*message.key) is not None:
                 continue

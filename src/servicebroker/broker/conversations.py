@@ -41,7 +41,7 @@ from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Elsewhere
 
-MAX_CONVERSATIONS = 10_000  # in memory; others stay in the database
+MAX_CONVERSATIONS = 10_000  # the most conversations in memory; others stay in the database
 RECENT_S = 0.5  # seconds of one measurement of a link's traffic
 # Fragments of a large message in flight while other conversations send small messages, per second of round-trip time:
 # one if the peer is near. With a long round trip more fragments delay nobody.
@@ -62,7 +62,7 @@ class Entry:
     stage: Stage
     storing: Storing = Storing.NOTHING
     address: Address | None = None
-    pair: Elsewhere | None = None  # of a mirrored route: its two brokers; `address` is that of the principal
+    pair: Elsewhere | None = None  # the two brokers of a mirrored route; `address` is the principal's
     link: Link | None = None
     parts: dict[int, Part] = field(default_factory=dict)  # offered, not yet sent
     load: int = 0  # bytes of offered messages without acknowledgement, as counted for its link
@@ -190,7 +190,7 @@ class Conversations:
         self._disabled: frozenset[int] = frozenset()
         self._statuses: dict[UUID, str] = {}
         self._to_clear: dict[UUID, float] = {}  # times at which "on their way" is written, the oldest first
-        self.waiting_bytes = 0  # of bodies in memory
+        self.waiting_bytes = 0  # the bytes of bodies in memory
         self.to_read: dict[UUID, None] = {}  # conversations with messages to read, in turn
         self.wanted: set[UUID] = set()  # conversations to load from the database
         self.is_missing = False  # conversations that were routed locally must be matched again

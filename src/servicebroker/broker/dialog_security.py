@@ -93,7 +93,7 @@ class Admitted(NamedTuple):
     back: Header
     is_batched: bool = False  # the initiator's broker supports batched exchanges
     opened: _Opened | None = None  # None: the message is not secured
-    key_id: UUID | None = None  # of the session key in the message
+    key_id: UUID | None = None  # the id of the session key in the message
 
     @property
     def signer(self) -> UserCertificate | None:
@@ -124,7 +124,7 @@ class DialogSecurity:
         self._brokers: dict[tuple[int, UUID], KnownBroker] = {}  # (certificate id, broker) -> stored facts
         # (local database, far service) -> broker -> whether it supports batched exchanges
         self._batching: dict[tuple[int, str], dict[UUID, bool]] = {}
-        self.learned: dict[UUID, Learned] = {}  # by handle, until `save`
+        self.learned: dict[UUID, Learned] = {}  # learned values, by handle, until `save`
 
     def forget(self) -> None:
         """Drop everything from memory that was written but perhaps not committed."""

@@ -33,9 +33,10 @@ from servicebroker.protocol.envelope import Exchange, Header
 from servicebroker.store.keys.x509_certificates import PrivateKey, PublicKey, public_key
 from servicebroker.store.keys.x509_certificates import is_signed as is_text_signed
 
-KEY_LIFETIME = timedelta(hours=1)  # of a key exchange key; a longer one exposes more if it leaks from memory
-MAX_REMEMBERED = 1_000  # keys of each kind, and signatures; about 200 bytes each
-MAX_BATCH = 256  # exchanges under one signature: each contains 8 sibling hashes, 272 bytes
+# The life of a key exchange key; a longer time exposes more messages if the key leaks
+KEY_LIFETIME = timedelta(hours=1)
+MAX_REMEMBERED = 1_000  # the most entries of each cache; an entry takes about 200 bytes
+MAX_BATCH = 256  # the most exchanges under one signature; each then has 8 sibling hashes (272 bytes)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -21,7 +21,7 @@ class Proof(NamedTuple):
 def prove(contents: Sequence[bytes]) -> tuple[bytes, list[Proof]]:
     """Return the root over these contents (at least one), and the proof of each."""
     level = [_leaf(content) for content in contents]
-    positions = list(range(len(level)))  # of each content's node in the level
+    positions = list(range(len(level)))  # the position of each content's node in the level
     sides = [0] * len(level)
     siblings: list[list[bytes]] = [[] for _ in level]
     while len(level) > 1:

@@ -115,7 +115,7 @@ class Inbox:
         self.on_room = on_room
         self._seconds = seconds
         self._current_taker = taker
-        self.count = 1  # of inboxes that divide the memory
+        self.count = 1  # the number of inboxes that divide the memory
         self._lock = threading.Lock()
         self._events: dict[object, NetworkEvent] = {}  # the last event of each address and link
         self._peer_queues: dict[object, _PeerQueue] = {}

@@ -21,7 +21,7 @@ from servicebroker.store.connection import connect
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import in_transaction, run
 
-NAME = "servicebroker serve"  # of its connection
+NAME = "servicebroker serve"  # the application_name of its connection
 # seconds until the next attempt after a failure or a locked row; each pause is twice the last
 RETRY_S, LAST_RETRY_S = 1.0, 60.0
 CLOSING_TIME_S = 10.0  # seconds that `close` waits for the server to cancel a statement

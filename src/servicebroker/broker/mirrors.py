@@ -26,8 +26,8 @@ class Mirrors:
         self._seconds = seconds
         self.are_used = False
         self._pairs: dict[Elsewhere, Pair] = {}
-        self._changed: set[Elsewhere] = set()  # with another choice, or another reason for none
-        self._news: set[Elsewhere] = set()  # with an answer, or another status of a broker
+        self._changed: set[Elsewhere] = set()  # pairs with another choice, or another reason for none
+        self._news: set[Elsewhere] = set()  # pairs with an answer, or another status of a broker
         self._told: dict[Elsewhere, str] = {}  # the explanation in the row that was saved last
 
     @property

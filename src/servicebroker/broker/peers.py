@@ -34,7 +34,7 @@ class Peers:
         self.budgets = Budgets()
         self._own = own
         self._lock = threading.Lock()
-        self._owners: frozenset[str] = frozenset()  # of imported certificates
+        self._owners: frozenset[str] = frozenset()  # the owners of imported certificates
         self._claims = Claims({}, {}, {})
         self._answers: dict[Address, Answer] = {}
         self._news: dict[Address, Answer] = {}  # not yet stored in the database

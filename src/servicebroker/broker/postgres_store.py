@@ -101,7 +101,7 @@ class PostgresStore(Store):
         self._must_last = False
         self._is_replicated = True
         self._locked_queues: dict[int, str] = {}
-        self._next_look = 0.0  # for locked queues
+        self._next_look = 0.0  # the time of the next look for locked queues
         self._locks = Outage(_log, "Messages wait, and those for other queues go on")
 
     def notice(self, notice: psycopg.errors.Diagnostic) -> None:

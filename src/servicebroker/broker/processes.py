@@ -50,7 +50,7 @@ def program_on_disk() -> list[tuple[str, int]]:
     return sorted((str(file.relative_to(package)), file.stat().st_mtime_ns) for file in package.rglob("*.py"))
 
 
-PROGRAM = program_on_disk()  # at the start of this process
+PROGRAM = program_on_disk()  # the program on disk at the start of this process
 
 
 class ShareProcess(RemoteRelay):

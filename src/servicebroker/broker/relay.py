@@ -110,7 +110,8 @@ class Relay:
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)
         self._frames = Frames(self._conversations, self._charges, self._limits.fragment_size, clock, seconds)
         self._routes = 0  # version of the routes
-        self.snapshot: Snapshot | None = None  # of the last round; an equal snapshot means that nothing was committed
+        # The snapshot of the last round; an equal one means that nothing was committed
+        self.snapshot: Snapshot | None = None
         self._is_traced = False  # messages have trace contexts
         self.mirrors.forget_told()
         self.forwarding.shares = self._unanswered.shares = self._route_requests.shares = shares

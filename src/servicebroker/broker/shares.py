@@ -143,7 +143,7 @@ class Shares:
         self._set = ShareSet(make, inboxes, in_processes=start is not None)
         self.is_polling = False
         self._growth = Growth(self._new_load(), count)
-        self._store: PostgresStore | None = None  # of the first share
+        self._store: PostgresStore | None = None  # the store of the first share
         self._opened: list[_Opened | ShareProcess] = []
         self._opening: Future[list[_Opened | ShareProcess]] | None = None
         self._replaced: dict[int, tuple[int, datetime, str]] = {}  # count, last time, and how that process had ended

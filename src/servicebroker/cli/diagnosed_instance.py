@@ -44,7 +44,7 @@ U = TypeVar("U")
 LOCK_TIMEOUT_MS = 2_000  # SEND and RECEIVE hold their locks for milliseconds
 STATEMENT_TIMEOUT_MS = 5_000
 LATER_TIMEOUT_MS = 1_000  # replaces both after a query has timed out, so that the command ends within half a minute
-ANSWER_TIMEOUT_S = 10.0  # for all statements of a query, if the server does not answer at all
+ANSWER_TIMEOUT_S = 10.0  # the time for all statements of a query, if the server does not answer at all
 _LOG = logging.getLogger("servicebroker")
 
 

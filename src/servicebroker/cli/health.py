@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
 HEARTBEAT_TIMEOUT_S = 30.0  # longer than a coroutine should block the event loop
-ANSWER_TIMEOUT_S = 3.0  # for `select 1`; then the program is not ready
+ANSWER_TIMEOUT_S = 3.0  # the time for `select 1`; after it the program is not ready
 NO_ANSWER = "PostgreSQL gives no answer: see the log of the program."
 REUSE_S = 1.0  # an answer of PostgreSQL is reused this long, so that probes open at most one connection a second
 

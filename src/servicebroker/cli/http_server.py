@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 UNFINISHED = SlotLimits(in_all=16, of_network=8)  # connections without a complete request
 REQUESTS = SlotLimits(in_all=16, of_network=4)  # requests in progress
-READ_TIMEOUT_S = 10.0  # for a client to send its request
+READ_TIMEOUT_S = 10.0  # the time for a client to send its request
 HIGHEST_PORT = 65_535
 HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
 

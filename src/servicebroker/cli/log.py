@@ -23,8 +23,8 @@ from servicebroker.model.wording import cleaned, counted
 from servicebroker.overriding import override
 from servicebroker.protocol.admission import network_of
 
-REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
-MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
+REPEAT_INTERVAL_S = 60.0  # the time before a repeated line is logged again
+MAX_DIFFERENT_LINES = 20  # the most different lines of one kind in one interval
 # of the lines of one peer: enough to see why a change of certificates fails, and then as many in each minute as stay
 # below 1 MB an hour. A peer is seen as host, as owner and as neither; the counts of lines left out come in addition.
 MAX_SOURCE_BYTES = 14_000
@@ -87,7 +87,7 @@ class Repeats(logging.Filter):
         self._handler = handler
         self._lock = threading.Lock()
         self._kinds: dict[Kind, _Recent] = {}
-        self._bytes: Counter[str] = Counter()  # of the budget in use, by source
+        self._bytes: Counter[str] = Counter()  # the bytes of the budget in use, by source
         self._refilled_at = time.monotonic()
 
     @override

@@ -148,10 +148,10 @@ COMMANDS = {
 }
 
 
-_ADVICE = {  # by error number: the command to run, where the error itself names a method of Python
+_ADVICE = {  # the command to run, by error number, where the error itself names a Python method
     911: "List the databases by: servicebroker database list. Create one by: servicebroker database create NAME.",
 }
-EXTRAS = {  # by top-level module: the extra of `pip install` that has it
+EXTRAS = {  # the extra of `pip install` that has a top-level module
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "deltalake", "fastavro"), "spark"),
     **dict.fromkeys(("google", "jsonschema_rs", "pandas"), "spark"),
     **dict.fromkeys(("jinja2", "starlette", "uvicorn"), "dashboard"),
@@ -162,7 +162,7 @@ EXTRAS = {  # by top-level module: the extra of `pip install` that has it
 }
 
 
-GROUPS = {  # of commands, with the headings of the help
+GROUPS = {  # groups of commands, by their headings in the help
     "Begin": ("init", "define", "demo"),
     "Messages": ("send", "receive", "peek", "end", "delayed", "schedule", "dead-letters", "poison"),
     "Programs": ("worker", "serve", "activator", "pipeline", "dashboard"),

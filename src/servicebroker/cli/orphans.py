@@ -20,8 +20,8 @@ from servicebroker.cli.shutdown import descendants
 
 TOKEN_VARIABLE = "SERVICEBROKER_STARTED_BY"
 _MODULE = "servicebroker.cli.orphans"
-_SCAN_INTERVAL_S = 0.1  # between scans of /proc
-_EMPTY_SCANS = 2  # in a row until the watcher exits: a killed process may just have started another one
+_SCAN_INTERVAL_S = 0.1  # the time between two scans of /proc
+_EMPTY_SCANS = 2  # empty scans in a row before the watcher exits: a killed process may have started another
 _TIMEOUT_S = 10.0  # a process that waits for a disk cannot be killed
 
 

@@ -49,7 +49,7 @@ class _Mask:
 
 _standard_error = _StandardError()
 
-SILENCE_S = 1.0  # until a command prints what it waits for
+SILENCE_S = 1.0  # the longest silence before a command prints what it waits for
 HANGING = "  "  # begins every line but the first of untrusted text: lines of the command do not begin like that
 
 

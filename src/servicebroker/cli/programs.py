@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from servicebroker.cli.orphans import Watcher
 
-POLL_S = 0.5  # between two checks for processes that have exited
-RETRY_PAUSE_S = 5.0  # before a program that failed, or could not be started, is started again
-END_POLL_S = 0.02  # between two checks whether all processes have ended
+POLL_S = 0.5  # the time between two checks for exited processes
+RETRY_PAUSE_S = 5.0  # the pause before a program that failed, or did not start, is started again
+END_POLL_S = 0.02  # the time between two checks whether all processes have ended
 
 _log = logging.getLogger("servicebroker.activator")
 _watcher = Watcher()  # kills the processes of all programs if this command is killed
@@ -45,7 +45,7 @@ class ProcessGroup:
         self._minimum = minimum
         self._maximum = maximum
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._earliest_start = 0.0  # on the monotonic clock
+        self._earliest_start = 0.0  # `time.monotonic()` of the earliest start
 
     @property
     def count(self) -> int:

@@ -22,10 +22,10 @@ from typing import NoReturn
 
 from servicebroker.cli.output import flush, say
 
-SHUTDOWN_TIMEOUT_S = 30.0  # for work in progress, after the first signal
-KILL_DELAY_S = 5.0  # from the shutdown timeout until the command is killed
-SECOND_SIGNAL_TIMEOUT_S = 3.0  # from the second signal until the command is killed
-_POLL_S = 0.02  # between two checks whether the killed processes are gone
+SHUTDOWN_TIMEOUT_S = 30.0  # the time for work in progress, after the first signal
+KILL_DELAY_S = 5.0  # the time from the shutdown timeout until the command is killed
+SECOND_SIGNAL_TIMEOUT_S = 3.0  # the time from the second signal until the command is killed
+_POLL_S = 0.02  # the time between two checks whether the killed processes are gone
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # bytes in the pipe to the watchdog, beside signal numbers and lines with the shutdown timeout

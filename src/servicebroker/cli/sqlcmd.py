@@ -12,7 +12,7 @@ from typing import NamedTuple
 from servicebroker.model.named_files import read_file
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
-MAX_DEPTH = 16  # of files that read files by :r
+MAX_DEPTH = 16  # the deepest nesting of files that read files by :r
 MAX_SIZE = 100_000_000  # characters of a script with all files that it reads
 _DIRECTIVE = re.compile(r"[ \t]*(?::[ \t]*([a-z]+)\b|(!!))[ \t]*(.*?)[ \t\r]*", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][\w-]*)\)")
@@ -24,7 +24,7 @@ _DIRECTIVES = frozenset(
     {"setvar", "r", "on", "quit", "exit", "connect", "out", "error", "perftrace", "list", "listvar", "reset", "ed"}
     | {"help", "serverlist", "xml"}
 )
-_ADVICE = {  # for directives that are not supported
+_ADVICE = {  # the advice for directives that are not supported
     "connect": "Name the instance with --instance.",
     "out": "Redirect the output of the command.",
     "error": "Redirect the errors of the command.",

@@ -19,7 +19,7 @@ from servicebroker.model.wording import cleaned
 from servicebroker.overriding import override
 
 UNBOUNDED_WIDTH = 2000  # columns, for a pipe or a file: names are not folded, so that a program can find them
-STYLES = {  # by state, on a terminal without NO_COLOR
+STYLES = {  # the style of each state, on a terminal without NO_COLOR
     **dict.fromkeys(("ON", "STARTED", "CO", "enabled"), "green"),
     **dict.fromkeys(("SO", "SI", "DI", "STOPPED", "warning"), "yellow"),
     **dict.fromkeys(("OFF", "ER", "disabled", "expired", "trouble"), "bold red"),

@@ -25,7 +25,7 @@ from servicebroker.operations.queues import Activation
 from servicebroker.store.running import in_transaction, run
 
 Fields = Mapping[str, str]
-MAX_ERRORS_SHOWN = 5  # of an action on many messages
+MAX_ERRORS_SHOWN = 5  # the most errors shown after an action on many messages
 
 
 class Action(NamedTuple):

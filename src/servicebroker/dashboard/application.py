@@ -51,7 +51,7 @@ from servicebroker.model.wording import about_instance, counted
 from servicebroker.overriding import override
 from servicebroker.pipeline.variables import mask_values
 
-UPDATE_INTERVAL_S = 1.0  # between two queries of the stream of a page
+UPDATE_INTERVAL_S = 1.0  # the time between two queries for a page's stream
 _MAX_FORM_BYTES = 65536
 _MAX_NOTICES = 1000  # results of actions that are not shown yet
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from servicebroker.cli.printable_text import printable, shown_body
 
-PREVIEW_BYTES = 120  # of a body in a table
+PREVIEW_BYTES = 120  # the part of a body that a table shows
 
 
 class ShownBody(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from servicebroker.engine.diagnosis.history import RateHistory
 
 VIEW_WIDTH, VIEW_HEIGHT = 600, 100  # units of a picture's viewBox
-TIME_LABELS = 5  # on the axis of a chart, with both ends
+TIME_LABELS = 5  # labels on the time axis of a chart, including both ends
 _STEPS = (1, 2, 5, 10)  # upper ends of an axis, times a power of ten
 
 

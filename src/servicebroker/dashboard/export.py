@@ -18,7 +18,7 @@ from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.store.statements import Steps
 
 MAX_EXPORT = 1000  # messages
-MAX_BODY_BYTES = 16_384  # of each, since a whole export is in memory
+MAX_BODY_BYTES = 16_384  # the most bytes of a body, because a whole export is in memory
 MEDIA_TYPE = "application/x-ndjson"
 
 Lines = Callable[[Reader], list[str]]

@@ -43,8 +43,8 @@ from servicebroker.model.wording import about_instance, short_repr
 from servicebroker.protocol.explanation import words
 from servicebroker.store.statements import Steps
 
-MAX_QUEUES = 300  # on one page
-MAX_CLIENTS = 200  # of SQL Server, on one page
+MAX_QUEUES = 300  # the most queues on one page
+MAX_CLIENTS = 200  # the most SQL Server clients on one page
 TOP_STATEMENTS = 20  # shown unless the address has all=...
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
@@ -265,7 +265,7 @@ def workers(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader],
         facts = yield from _queue_facts(instance)
         names = yield from _names(instance)
         sessions = yield from dashboard_queries.workers()
-        work_by_session: dict[tuple[int, int], Work] = {}  # by queue and process id
+        work_by_session: dict[tuple[int, int], Work] = {}  # the work of a session, by queue and process id
         busy_queues = sorted({worker.queue_id for worker in sessions if worker.doing == "works"})
         for queue_id in busy_queues[: dashboard_queries.MAX_WORKING_QUEUES]:
             for work in (yield from dashboard_queries.current_work(queue_id)):

@@ -17,7 +17,7 @@ from servicebroker.store.embedded import EmbeddedServer
 
 PROGRAM = "servicebroker dashboard"  # application_name of the sessions
 MAX_IDLE = 4  # connections kept for the next pages
-LIFETIME_S = 60.0  # of a connection; a new one checks schema, rights, timeouts and the server's clock again
+LIFETIME_S = 60.0  # the life of a connection; a new one checks schema, rights, timeouts and the server's clock
 
 
 class Reader:

@@ -20,9 +20,9 @@ from servicebroker.broker.transport.accepting import Acceptor, EndReason, Terms,
 from servicebroker.overriding import override
 from servicebroker.protocol.admission import SlotLimits
 
-REQUEST_TIMEOUT_S = 10.0  # for the TLS handshake, for the head of a request, and for its body
-READ_TIMEOUT_S = 30.0  # for the browser to read a part of an answer
-LINGER_TIMEOUT_S = 2.0  # for the browser to read an answer that was sent before its request was complete
+REQUEST_TIMEOUT_S = 10.0  # the time for the TLS handshake, for the head of a request, and for its body
+READ_TIMEOUT_S = 30.0  # the time for the browser to read a part of an answer
+LINGER_TIMEOUT_S = 2.0  # the time to read an answer that was sent before its request was complete
 TERMS = Terms(SlotLimits(in_all=100, of_network=50), first_step=REQUEST_TIMEOUT_S, max_connections=400)
 
 _INCOMPLETE = (h11.IDLE, h11.SEND_BODY)  # h11's states of a client whose request is incomplete

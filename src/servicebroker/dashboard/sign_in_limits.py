@@ -21,10 +21,10 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.admission import network_of
 
 WINDOW_S = 60.0
-MAX_FAILURES_PER_NAME = 10  # in the window, from one network: wrong passwords of one name, or wrong tokens
-MAX_FAILURES_PER_NETWORK = 20  # in the window, of all names
-MAX_FAILURES = 100  # in the window, from all networks: so many passwords are checked in vain
-MAX_CONCURRENT_CHECKS = 2  # in threads of their own, so that pages do not wait for them
+MAX_FAILURES_PER_NAME = 10  # wrong passwords of one name, or wrong tokens, from one network in the window
+MAX_FAILURES_PER_NETWORK = 20  # failures of all names from one network in the window
+MAX_FAILURES = 100  # failures from all networks in the window, so the most passwords that are checked in vain
+MAX_CONCURRENT_CHECKS = 2  # password checks that run at the same time, in their own threads: pages do not wait for them
 _MAX_KEYS = 1000  # bounds memory: a new name or network replaces the oldest, which has left the window
 
 

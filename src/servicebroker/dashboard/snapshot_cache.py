@@ -29,8 +29,8 @@ FRESH_S = 0.8  # a younger snapshot is shown without a query
 SLOW_S = 0.1  # a slower query runs in the background, while the last snapshot is shown
 MIN_IDLE_FACTOR = 5  # the pause after a slow query, as a multiple of its duration
 MAX_AGE_S = 15.0  # a snapshot older than this is not shown: the viewer waits for a new query
-RETRY_DELAY_S = 1.0  # after a failed query
-MAX_PAGES = 50  # in the cache
+RETRY_DELAY_S = 1.0  # the pause after a failed query
+MAX_PAGES = 50  # the most pages in the cache
 ACTION_LOCK_TIMEOUT_MS, ACTION_STATEMENT_TIMEOUT_MS = 5_000, 60_000  # an action holds one of the 40 threads meanwhile
 RATE_WINDOW_S = 10.0  # a rate is the mean over this time
 

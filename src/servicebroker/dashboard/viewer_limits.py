@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MAX_STREAMS = 50  # of all viewers together
+MAX_STREAMS = 50  # the most open streams of all viewers together
 MAX_STREAMS_PER_VIEWER = 10
-MAX_REQUESTS_PER_VIEWER = 8  # there are 40 threads for queries
+MAX_REQUESTS_PER_VIEWER = 8  # five busy viewers fill the 40 query threads
 
 
 class TooManyRequests(Exception):

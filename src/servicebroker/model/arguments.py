@@ -31,7 +31,7 @@ NAME_TAKEN = 2714
 ANY = "ANY"  # the value of a criterion that a broker priority does not use
 _RATE = re.compile(r"(?P<count>\d{1,9}(\.\d{1,9})?)/(?P<unit>s|min|h)")
 _UNIT_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
-DEFAULT_LEVEL = 5  # of a conversation without a broker priority
+DEFAULT_LEVEL = 5  # the priority of a conversation without a broker priority
 
 Body = bytes | bytearray | memoryview | str
 Given = TypeVar("Given")

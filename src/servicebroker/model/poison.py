@@ -29,11 +29,11 @@ from servicebroker.model.messages import Message
 from servicebroker.model.wording import counted, safe_text, short_repr
 
 MAX_ROLLBACKS = 5  # rollbacks
-MAX_BACKOFF_S = 60.0  # seconds between two tries that come ever later
+MAX_BACKOFF_S = 60.0  # the longest pause of the default backoff
 UNANSWERABLE = {8426, 8429}  # errors of SEND: no such conversation; the other side has ended it, or it has failed
 _MAX_PENDING = 10_000  # transactions
-_MAX_DOUBLINGS = 60  # of a pause; more would only be a larger number
-MAXIMUM_PAUSE_S = 3_155_760_000.0  # between two tries: a hundred years
+_MAX_DOUBLINGS = 60  # the most doublings of a pause; more would only be a larger number
+MAXIMUM_PAUSE_S = 3_155_760_000.0  # the longest pause between two tries: a hundred years
 
 
 class Rollbacks:

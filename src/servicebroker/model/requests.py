@@ -27,7 +27,7 @@ class LateAnswerTreatment(StrEnum):
 
 _MARKS = {LateAnswerTreatment.DROP: 0x534244, LateAnswerTreatment.HANDLE: 0x534248}  # SBD and SBH in ASCII
 _MARK_SHIFT, _HIGH_SHIFT, _VERSION_SHIFT, _LOW_SHIFT = 104, 80, 76, 64  # bits: the layout above
-_LOW_BITS = 12  # of the seconds, after the version
+_LOW_BITS = 12  # the bits of the seconds that follow the version
 _VARIANT_BITS = 0b10 << 62
 _RANDOM_MASK = (1 << 62) - 1  # the random bits
 

@@ -48,7 +48,8 @@ class Event(StrEnum):
 
 
 REMOVED = None  # the endpoint is deleted
-REPLAY_PROTECTION = timedelta(minutes=30)  # of a closed endpoint (docs/reference/rules.md#replay-protection)
+# The time for which a closed endpoint is kept (docs/reference/rules.md#replay-protection)
+REPLAY_PROTECTION = timedelta(minutes=30)
 
 _OPEN = (EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
 

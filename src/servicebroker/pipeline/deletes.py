@@ -15,7 +15,7 @@ from servicebroker.overriding import override
 from servicebroker.pipeline.decoding import Column, Decoder, Undecodable
 
 DELETE_CONDITIONS = ("always", "empty", "field")
-TOMBSTONES_SUFFIX = "_tombstones"  # after the name of a table, for the table of its deleted keys
+TOMBSTONES_SUFFIX = "_tombstones"  # a table's name with this suffix is the table of its deleted keys
 KEY_ORIGIN = ("_queue", "_conversation_handle")  # columns of a key that are not in the body of a message
 
 

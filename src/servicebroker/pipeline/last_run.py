@@ -26,7 +26,7 @@ from servicebroker.pipeline.queue_run import QueueRun, QueueState
 from servicebroker.pipeline.variables import mask_values
 
 FILE_NAME = "_last_run.json"
-WRITE_INTERVAL_S = 1.0  # between two writes of the file during a run
+WRITE_INTERVAL_S = 1.0  # the time between two writes of the file during a run
 
 
 @dataclass

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from openlineage.client.event_v2 import InputDataset, OutputDataset
     from requests import Response
 
-RUNNING_EVENT_INTERVAL_S = 60.0  # between two RUNNING events of a query
+RUNNING_EVENT_INTERVAL_S = 60.0  # the time between two RUNNING events of a query
 # Maximum wait of a query until the server has accepted an event. Events that follow before that are dropped.
 EMIT_TIMEOUT_S = 10.0
 MAX_RESPONSE_BYTES = 65_536  # read of the server's response, which is not used
@@ -83,8 +83,9 @@ class Lineage:
         self._pipeline = pipeline
         self._client = client
         self._clock = clock
-        self._run_ids: dict[str, str] = {}  # by queue
-        self._next_running_event: dict[str, float] = {}  # by queue, in seconds of `clock`
+        self._run_ids: dict[str, str] = {}  # the id of the run, by queue
+        # The time of the next RUNNING event in seconds of `clock`, by queue
+        self._next_running_event: dict[str, float] = {}
         self._is_reachable = True
         self._sender: threading.Thread | None = None  # thread that sends the last event
 

@@ -21,9 +21,9 @@ from servicebroker.pipeline.variables import mask_values
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-FIRST_RETRY_DELAY_S = 1.0  # from a failure to the next start; doubled with each failure in a row
+FIRST_RETRY_DELAY_S = 1.0  # the pause after a failure; doubled with each failure in a row
 MAX_RETRY_DELAY_S = 60.0
-HELD_BACK_POLL_INTERVAL_S = 0.5  # between two checks whether an open transaction still holds messages back
+HELD_BACK_POLL_INTERVAL_S = 0.5  # the time between two checks whether an open transaction still holds messages back
 MAX_STARTS_WITHOUT_BATCH = 5  # failed starts in a row after which a run with an end gives up
 
 _log = logging.getLogger("servicebroker.pipeline")
@@ -93,7 +93,7 @@ class QueueRun:
     _failures: int = 0  # since the last batch
     _batch: int = -1  # number of the last counted batch
     _read: tuple[int, int] = (0, 0)  # messages and bytes that the reader has counted since the last start
-    _last_timestamp: object = None  # of the last progress that was read
+    _last_timestamp: object = None  # the timestamp of the last progress that was read
     _wait_end: float | None = None  # end of the wait for open transactions, by `clock`
     _wait_for_xids_below: int = 0  # the wait is for transactions with a lower id: those that were open when it began
     _start_s: float | None = None  # duration of the last start, until its event is logged

@@ -14,7 +14,7 @@ _WIDTH_PX, _HEIGHT_PX = 860, 220
 _LEFT_PX, _RIGHT_PX, _TOP_PX, _BOTTOM_PX = 70, 12, 12, 30
 _COLOURS = ("#2f6690", "#d98324", "#a23b3b")
 _MAX_BAR_WIDTH_PX = 60.0
-_MAX_CHART_HOURS = 24 * 14  # in a chart; older hours appear only in the table
+_MAX_CHART_HOURS = 24 * 14  # the most hours in a chart; older hours are only in the table
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>

@@ -44,11 +44,11 @@ from servicebroker.pipeline.stream.planners import end_planners, planners
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-POLL_INTERVAL_S = 0.3  # between two polls of the Spark queries
+POLL_INTERVAL_S = 0.3  # the time between two polls of the Spark queries
 # Spark gives the process that plans a query ten seconds to start, and no setting changes that. So queries start one by
 # one: the next query starts when the planning process of the last one is up, or after this timeout.
 _PLANNER_START_TIMEOUT_S = 30.0
-_RELEASE_TIMEOUT_S = 5  # for PostgreSQL to notice after a run that the planner of a queue has ended
+_RELEASE_TIMEOUT_S = 5  # the time for PostgreSQL to notice that the planner of a queue has ended
 
 _log = logging.getLogger("servicebroker.pipeline")
 

@@ -25,8 +25,8 @@ from servicebroker.pipeline.decoding.registry_decoder import RegisteredSchema
 URL = "SCHEMA_REGISTRY_URL"
 USER_INFO = "SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"
 TOKEN = "SCHEMA_REGISTRY_BEARER_AUTH_TOKEN"
-TIMEOUT_S = 10.0  # in total, for a schema with all its references
-MAX_REFERENCES = 100  # of a schema, including indirect references
+TIMEOUT_S = 10.0  # the time for a schema with all its references
+MAX_REFERENCES = 100  # the most references of a schema, including indirect ones
 MAX_REFERENCE_DEPTH = 20  # length of a chain of references
 _MAX_RESPONSE_BYTES = 16 * 1024 * 1024  # a larger response is cut off
 _NOT_FOUND_CODES = (40401, 40402, 40403)  # error codes: subject, version, schema not found
@@ -206,7 +206,7 @@ class _Session:
 
 
 _REFERENCE_KEYS = ("name", "subject", "version")
-_MAX_QUOTED_CHARACTERS = 100  # of an invalid response, in an error
+_MAX_QUOTED_CHARACTERS = 100  # the part of an invalid response that an error quotes
 
 
 def _quoted(value: object) -> str:

@@ -25,7 +25,7 @@ SYSTEM_TYPES = (names.ERROR, names.END_DIALOG, names.DIALOG_TIMER)
 UNCONFIGURED_REASON = "unconfigured type"
 TOO_LARGE_REASON = "too large"
 
-_MAX_DETAIL_CHARACTERS = 1000  # of an error in the quarantine table
+_MAX_DETAIL_CHARACTERS = 1000  # the part of an error that the quarantine table has
 
 MESSAGE = (  # columns of the source
     Column("queue", "string"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_PIECE_MESSAGES = 5_000
-MAX_PIECE_BYTES = 4 * 1024 * 1024  # of bodies
+MAX_PIECE_BYTES = 4 * 1024 * 1024  # the total size of the bodies in a piece
 
 BODY, TYPE = "message_body", "message_type_name"
 

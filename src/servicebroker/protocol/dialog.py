@@ -98,7 +98,7 @@ class Identity(NamedTuple):
     lifetime: float
     encryption: bool = True
     is_secured: bool = False
-    exchange: Exchange | None = None  # of the own session key, for the peer
+    exchange: Exchange | None = None  # the exchange of the own session key, for the peer
 
 
 class Acknowledged(NamedTuple):

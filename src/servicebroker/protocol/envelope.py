@@ -21,15 +21,15 @@ from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 MAXIMUM_NUMBER = 2**62
-MAXIMUM_FRAGMENTS = LIMITS.most_fragments  # of one message
+MAXIMUM_FRAGMENTS = LIMITS.most_fragments  # the most fragments of one message
 MAXIMUM_RUN = 350  # messages in one frame; they fit even with the longest names and traces
-MAXIMUM_RANGES = 64  # in one acknowledgement
+MAXIMUM_RANGES = 64  # the most ranges in one acknowledgement
 MAXIMUM_INTEGER = 2**31 - 1
-MAXIMUM_CAPABILITIES = 32  # that one broker states
+MAXIMUM_CAPABILITIES = 32  # the most capabilities that a broker may state
 DATED = "dated"  # the capability of a broker that dates each opening
 BATCHED = "batched"  # the capability of a broker that accepts batched key exchanges
-CAPABILITIES = (DATED, BATCHED)  # of this version
-MAXIMUM_SIBLINGS = 16  # in the Merkle tree under one signature, for up to 65,536 exchanges
+CAPABILITIES = (DATED, BATCHED)  # the capabilities of this version
+MAXIMUM_SIBLINGS = 16  # siblings in the Merkle tree under one signature: up to 65,536 exchanges
 
 Number = Annotated[int, Meta(ge=0, le=MAXIMUM_NUMBER)]
 FragmentNumber = Annotated[int, Meta(ge=0, le=MAXIMUM_FRAGMENTS)]

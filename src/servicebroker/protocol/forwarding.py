@@ -118,7 +118,7 @@ class Forwarder(Generic[Hop]):
             tuple[object, ...], Held[Hop]
         ] = {}  # a dict, not an OrderedDict: `__iter__` copies it from another thread
         self._waiting: dict[Hop, OrderedDict[tuple[object, ...], None]] = {}
-        self._bytes: Counter[str] = Counter()  # by owner
+        self._bytes: Counter[str] = Counter()  # bytes in use, by owner
         self._owners: dict[Hop, Counter[str]] = {}  # hop -> owner -> number of messages
         self._keys_by_owner: dict[str, dict[tuple[object, ...], None]] = {}  # the newest last
 

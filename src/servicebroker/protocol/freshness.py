@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from servicebroker.model.states import REPLAY_PROTECTION
 
 CLOCK_ALLOWANCE = timedelta(minutes=10)  # more leaves less time in transit, less refuses clocks that differ by minutes
-MAX_AGE = REPLAY_PROTECTION - CLOCK_ALLOWANCE  # of an accepted opening
+MAX_AGE = REPLAY_PROTECTION - CLOCK_ALLOWANCE  # the greatest age of an opening that is accepted
 
 
 def is_fresh(sealed_at: int, now: datetime) -> bool:

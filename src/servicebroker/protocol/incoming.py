@@ -87,7 +87,7 @@ class Verdict(Enum):
     AFTER_END = "after the end"
     INCONSISTENT = "inconsistent"
     MISSHAPEN = "misshapen"  # no sender makes such a fragment
-    OVER_QUOTA = "over quota"  # of its peer, over all of its conversations; the sender repeats it
+    OVER_QUOTA = "over quota"  # over the quota of its peer for all its conversations; the sender repeats the message
 
 
 class Allowance(NamedTuple):

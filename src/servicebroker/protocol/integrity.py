@@ -25,7 +25,7 @@ COUNTER_SIZE = 8  # bytes
 TAG_SIZE = 16  # bytes, of both kinds
 KEY_USES = 2**32  # transmissions under one salt
 MAX_SALTS = 4  # salts of a peer whose derived keys are cached
-_PADDING = bytes(4)  # before the counter, to the twelve bytes of a nonce
+_PADDING = bytes(4)  # precedes the counter, so that a nonce has twelve bytes
 
 
 class Protection(Protocol):

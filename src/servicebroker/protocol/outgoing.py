@@ -75,8 +75,8 @@ class Outgoing:
         self.is_unanswered = False  # a message was sent twice without acknowledgement
         self._limits = limits
         self._draw = draw
-        self._sizes: list[int] = []  # of message base, base + 1, ...
-        self._tokens: list[bytes | None] = []  # of the same messages
+        self._sizes: list[int] = []  # the sizes of messages base, base + 1, ...
+        self._tokens: list[bytes | None] = []  # the tokens of the same messages
         self._offered = 0  # the sum of the sizes
         self._error: int | None = None  # the number of an Error that replaces messages without acknowledgement
         self._acked: dict[int, int] = {}  # message -> its acknowledged fragments, as bits

@@ -12,7 +12,7 @@ from uuid import UUID
 OVERLAP_S = 5.0  # seconds of overlap that frames in flight explain when a daemon is replaced
 MEMORY_S = 120.0  # seconds for which a silent daemon is kept in memory
 MAX_IDENTITIES = 1_000  # identities in memory
-MAX_DAEMONS = 4  # of one identity
+MAX_DAEMONS = 4  # the most daemons of one identity
 
 
 class Identity(NamedTuple):

@@ -75,7 +75,7 @@ class _Account:
     """The incomplete messages of one peer. `waiting`: conversations whose message may be reserved, oldest first."""
 
     conversations: int = 0
-    openings: int = 0  # of these conversations
+    openings: int = 0  # the openings of these conversations
     shared: int = 0  # bytes
     reserved: int = 0  # declared bytes of reserved messages
     waiting: OrderedDict[UUID, None] = field(default_factory=OrderedDict)

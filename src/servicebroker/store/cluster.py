@@ -50,7 +50,7 @@ LOG_TAIL_BYTES = 4096  # the end of the log that is searched for the cause of a 
 MAX_LOG_BYTES = 10 * 1024 * 1024  # a larger log is renamed at the next start
 MAX_SOCKET_PATH_BYTES = 107 if os.uname().sysname == "Linux" else 103  # bytes in sockaddr_un, without its final zero
 SOCKET_NAME = ".s.PGSQL.5432"
-SOCKET_FOLDER_PREFIX = "servicebroker-"  # of the name of a temporary socket folder
+SOCKET_FOLDER_PREFIX = "servicebroker-"  # the start of the name of a temporary socket folder
 
 SETTINGS: dict[str, object] = {
     "listen_addresses": "",

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 
-RESTART_PAUSE_S = 1.0  # until work that was ended is started again: a permanent cause must not use up a core
+RESTART_PAUSE_S = 1.0  # the pause before ended work is started again: a permanent cause must not use up a core
 IS_ASYNC = False  # functions that this module gets are not coroutines
 
 Event = threading.Event

@@ -32,7 +32,7 @@ _KEEPALIVE_OPTIONS = " ".join(f"-c tcp_{name.removeprefix('tcp_')}={value}" for 
 # An unused connection of a pool is closed after this time. A pool may have many: after its sessions were lost, it opens
 # a connection for each waiting caller.
 _MAX_IDLE_S = 5.0
-ENCODING = "UTF8"  # of the database and of the clients, because names and texts may have any character
+ENCODING = "UTF8"  # the encoding of database and clients: names and texts may have any character
 _MIN_SERVER_VERSION = 150000
 _TRANSACTION_TIMEOUT_VERSION = 170000  # the first server version with this setting
 _PROXY = (

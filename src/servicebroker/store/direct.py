@@ -46,8 +46,8 @@ AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any
 POLL_INTERVAL_S = 0.1  # seconds, the driver's default
 _MAX_SPARE_S = 60.0  # seconds until a spare connection returns to its pool, which checks it and replaces old ones
 SPOIL_COMMAND = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
-_MAX_PREPARED = 500  # on each connection
-_MAX_REMEMBERED = 5000  # hashes of statements that were run once
+_MAX_PREPARED = 500  # the most prepared statements of a connection
+_MAX_REMEMBERED = 5000  # the most remembered statements that were run once, as hashes
 
 
 class QueuedCommand(NamedTuple):

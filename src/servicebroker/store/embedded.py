@@ -32,8 +32,8 @@ from servicebroker.model.hidden_passwords import without_password
 from servicebroker.model.wording import LONGEST_SHOWN, cut
 from servicebroker.store.cluster import HOME_FILE, Cluster, LostLog, server_user, unusable, user_name
 
-CHECK_INTERVAL_S = 0.5  # between two checks whether the server runs
-RESTART_DELAY_S = 5.0  # after a failed attempt to start the server
+CHECK_INTERVAL_S = 0.5  # the time between two checks whether the server runs
+RESTART_DELAY_S = 5.0  # the pause after a failed attempt to start the server
 _log = logging.getLogger("servicebroker")
 
 

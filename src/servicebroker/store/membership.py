@@ -35,10 +35,10 @@ from servicebroker.store.keys.key_files import KeyFolder, read_private, replace,
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 
 RENEWAL = x509.CERTIFICATE_LIFE / 2  # a certificate with less than this time left is renewed
-OVERDUE = x509.CERTIFICATE_LIFE / 3  # with less than this time left, the missing renewal is reported
-REQUEST_INTERVAL = timedelta(minutes=1)  # between two requests for a renewal
+OVERDUE = x509.CERTIFICATE_LIFE / 3  # a missing renewal is reported if less than this time is left
+REQUEST_INTERVAL = timedelta(minutes=1)  # the time between two requests for a renewal
 REREAD_INTERVAL = timedelta(seconds=10)  # unchanged files are read again after this, since file times are coarse
-_POLL_INTERVAL_S = 0.05  # between two polls for an answer
+_POLL_INTERVAL_S = 0.05  # the time between two polls for an answer
 
 
 class MemberState(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from servicebroker.store.connection import one_line
 
-REPEAT_INTERVAL_S = 60.0  # until the same message is logged again
+REPEAT_INTERVAL_S = 60.0  # the time before the same message is logged again
 
 
 class Outage:

@@ -29,7 +29,7 @@ class ServerClock:
         self._warn = warn
         self._last: tuple[datetime, float] | None = None  # the server's time, and `monotonic()` at that time
         self._reported = timedelta()
-        self._difference: timedelta | None = None  # that `take_difference` has not returned yet
+        self._difference: timedelta | None = None  # the difference, until `take_difference` returns it
 
     def __call__(self) -> datetime:
         """Return the server's current time; the local time before the first update."""

@@ -37,7 +37,8 @@ class _SessionLocks:
     transaction_start: datetime | None = None  # None until `release_stale` or `record_transaction` has read it
 
 
-_LOCKS_ATTRIBUTE = "servicebroker_kept"  # of the connection: faster than a dictionary, and each verb reads it
+# An attribute of the connection, which each verb reads: faster than a dictionary
+_LOCKS_ATTRIBUTE = "servicebroker_kept"
 
 
 def record(connection: psycopg.BaseConnection[Any], statement: Statement, rows: Rows) -> None:

@@ -40,7 +40,7 @@ from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 T = TypeVar("T")
 _CURSOR_ADVICE = "Set the driver to read result sets directly (a default result set)."
-_descriptors = itertools.count(1)  # of transactions, as clients name them
+_descriptors = itertools.count(1)  # the numbers by which clients name transactions
 _CONNECTION_LOST = "The connection to PostgreSQL was lost. The transaction was rolled back. Send the request again."
 
 
@@ -107,7 +107,7 @@ class ClientSession:
         self._session: Session | None = None
         self._database = client.database
         self._options: Options | None = None
-        self._descriptor = 0  # of the open transaction, 0 without one
+        self._descriptor = 0  # the descriptor of the open transaction; 0 without one
         try:
             self._open()
         except BaseException:

@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("servicebroker.tds")
 
-SIGN_IN_TIMEOUT_S = 15.0  # from the connection to its login
-PARK_DELAY_S = 5.0  # of idleness, after which a session gives its connection to PostgreSQL back
-_MAX_WAITING_BYTES = 1024 * 1024  # of responses that the client has not read
-_WRITE_TIMEOUT_S = 600.0  # for a client to read on
-_CLOSE_TIMEOUT_S = 5.0  # for a client to read what was written before the end
-_MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of answers to a client that sends and does not read
-_MESSAGE_TIMEOUT_S = 60.0  # for a message to arrive, and a second for each _MIN_BYTES_PER_S
+SIGN_IN_TIMEOUT_S = 15.0  # the time from the connection to its login
+PARK_DELAY_S = 5.0  # the idle time after which a session gives its PostgreSQL connection back
+_MAX_WAITING_BYTES = 1024 * 1024  # the most bytes of responses that the client has not read
+_WRITE_TIMEOUT_S = 600.0  # the time for a client to continue reading
+_CLOSE_TIMEOUT_S = 5.0  # the time for a client to read what was written before the end
+_MAX_UNREAD_BYTES = 4 * 1024 * 1024  # the most bytes of answers to a client that sends and does not read
+_MESSAGE_TIMEOUT_S = 60.0  # the time for a message to arrive, plus a second for each _MIN_BYTES_PER_S
 _MIN_BYTES_PER_S = 64 * 1024
 _CERTIFICATE_ALERT = re.compile(r"ALERT_(UNKNOWN_CA|BAD_CERTIFICATE|CERTIFICATE_)")  # sent by the client
 _FULL = "Could not connect because the maximum number of user connections has already been reached."
 _SHUTDOWN = "SHUTDOWN is in progress."
 
 
-_numbers = itertools.count(1)  # of connections
+_numbers = itertools.count(1)  # the numbers of connections
 
 
 class ClientGone(Exception):
@@ -116,9 +116,9 @@ class ClientConnection(asyncio.Protocol):
         self._end_request: Callable[[], None] | None = None  # waits for the end of the cancellation
         self._next: Message | None = None  # the request that waits for the end of the last one
         self._timer: asyncio.TimerHandle | None = None
-        self._arrival_timer: asyncio.TimerHandle | None = None  # of a message whose rest is missing
+        self._arrival_timer: asyncio.TimerHandle | None = None  # the timer of a message whose rest is missing
         self._arriving_since = 0.0
-        self._running_bytes = self._held_bytes = 0  # of the running request, and of all that is in memory
+        self._running_bytes = self._held_bytes = 0  # the bytes of the running request, and of all that is in memory
         self.signed_in_as = ""
         self.number = next(_numbers)
         self._was_refused = False

@@ -9,8 +9,8 @@ from servicebroker.tds.dialect import Dialect, find_dialect
 
 MAX_LOGIN_BYTES = 32 * 1024  # a login with a password has less than 3 KiB
 
-_FIXED_BYTES = 94  # of LOGIN7 before its texts
-_MAX_CHARACTERS = 128  # of each name
+_FIXED_BYTES = 94  # the fixed part of LOGIN7, before its texts
+_MAX_CHARACTERS = 128  # the longest name
 # offsets of the pairs (offset, length) of texts
 (
     _HOST_PLACE,
@@ -22,8 +22,8 @@ _MAX_CHARACTERS = 128  # of each name
     _LANGUAGE_PLACE,
     _DATABASE_PLACE,
 ) = 36, 40, 44, 48, 56, 60, 64, 68
-_INTEGRATED_SECURITY = 0x80  # of the second option flags
-_HAS_EXTENSION = 0x10  # of the third option flags
+_INTEGRATED_SECURITY = 0x80  # a bit of the second option flags
+_HAS_EXTENSION = 0x10  # a bit of the third option flags
 _FEDERATED_FEATURE = 0x02  # the feature extension of access tokens
 _END_OF_FEATURES = 0xFF
 

@@ -64,7 +64,7 @@ class PacketReader:
         self.max_packet_bytes, self.max_message_bytes = max_packet_bytes, max_message_bytes
         self._received = bytearray()
         self._content = bytearray()
-        self._type: int | None = None  # of the message whose packets arrive
+        self._type: int | None = None  # the type of the message whose packets arrive
         self._status = 0
 
     def feed(self, data: bytes | memoryview) -> None:

@@ -17,7 +17,7 @@ _END_TOKEN = 0xFF
 class Encryption(IntEnum):
     """The values of the option ENCRYPTION."""
 
-    OFF = 0  # for the login only
+    OFF = 0  # encryption for the login only
     ON = 1
     NOT_SUPPORTED = 2
     REQUIRED = 3

@@ -10,8 +10,8 @@ from servicebroker.tds.requests import RpcCall, RpcParameter
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import NVARCHAR, SqlType
 
-_MAX_STATEMENTS = 10_000  # of a client
-_MAX_CHARACTERS = 16 * 1024 * 1024  # of their texts together
+_MAX_STATEMENTS = 10_000  # the most prepared statements of a client
+_MAX_CHARACTERS = 16 * 1024 * 1024  # the most characters of their texts together
 
 
 class PlannedArgument(NamedTuple):

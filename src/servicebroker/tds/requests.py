@@ -11,7 +11,7 @@ from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.type_reader import read_type, read_value
 from servicebroker.tsql.types import SqlType
 
-MAX_PARAMETERS = 2_100  # of a call, as in SQL Server
+MAX_PARAMETERS = 2_100  # the most parameters of a call, as in SQL Server
 _BY_NUMBER = 0xFFFF  # instead of a name's length
 _NEXT_CALL, _NEXT_CALL_WITHOUT_EXECUTION, _OLD_NEXT_CALL = 0xFF, 0xFE, 0x80  # the old one is that of TDS 7.1
 _OUTPUT_BIT, _DEFAULT_BIT, _ENCRYPTED_BIT = 0x01, 0x02, 0x08

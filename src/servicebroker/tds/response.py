@@ -32,7 +32,7 @@ class Response:
         self._statement = tokens.DONE_IN_PROC if is_call else tokens.DONE_STATEMENT
         self._end = tokens.DONE_PROC if is_call else tokens.DONE_STATEMENT
         self._held_back: tuple[Status, int] | None = None
-        self.database = ""  # of the last USE
+        self.database = ""  # the database of the last USE
         self.has_error = False
 
     def listen(self, output: ScriptOutput) -> None:

@@ -30,7 +30,7 @@ UNAUTHENTICATED = SlotLimits(
     in_all=1024, of_network=512
 )  # connections before their login; a pool may open many at a time
 _MAX_UNACCEPTED = 256
-_STOP_TIMEOUT_S = 5.0  # for running requests to end
+_STOP_TIMEOUT_S = 5.0  # the time for running requests to end
 # a client whose machine vanished is noticed after about a minute
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 

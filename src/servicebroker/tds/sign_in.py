@@ -43,10 +43,11 @@ _log = logging.getLogger("servicebroker.tds")
 _FREE_ATTEMPTS = 3  # wrong passwords without a delay
 _FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 60.0
 _MAX_REMEMBERED = 10_000  # pairs of login and network
-_FAILURE_PAUSE_S = 0.25  # before a refusal, so that a flood of wrong passwords takes a part of a core
+_FAILURE_PAUSE_S = 0.25  # the pause before a refusal: a flood of wrong passwords then takes only a part of a core
 _AUDIT_INTERVAL_S = 60.0
 _MAX_AUDITED, _MAX_AUDITED_OF_NETWORK = 600, 60  # refusals that are written to the audit log in an interval
-_MAX_HASHES = max(1, (os.cpu_count() or 1) // 4)  # at a time: each takes 16 MiB and a core
+# Passwords that are hashed at the same time: each takes 16 MiB and a core
+_MAX_HASHES = max(1, (os.cpu_count() or 1) // 4)
 
 
 class SignInError(Exception):
@@ -105,7 +106,7 @@ class AuditRate:
     """A limit on the refusals that are written to the audit log, so that a flood of them does not fill the disk."""
 
     def __init__(self) -> None:
-        self._written: Counter[str] = Counter()  # by network
+        self._written: Counter[str] = Counter()  # lines that were written, by network
         self._began = 0.0
         self._lock = threading.Lock()
 

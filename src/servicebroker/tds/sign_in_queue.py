@@ -29,8 +29,9 @@ class SignInQueue(Generic[Key]):
 
     def __init__(self, in_thread: Callable[[Work], None], in_loop: Callable[[Work], None]) -> None:
         self._in_thread, self._in_loop = in_thread, in_loop
-        self._waiting: OrderedDict[str, OrderedDict[Key, Work]] = OrderedDict()  # by network, the next one first
-        self._networks: dict[Key, str] = {}  # of waiting clients
+        # The waiting clients by network, the next one first
+        self._waiting: OrderedDict[str, OrderedDict[Key, Work]] = OrderedDict()
+        self._networks: dict[Key, str] = {}  # the network of each waiting client
         self._running: Counter[str] = Counter()
 
     def add(self, key: Key, address: str, work: Work) -> None:

@@ -27,7 +27,7 @@ DONE_STATEMENT, DONE_PROC, DONE_IN_PROC = 0xFD, 0xFE, 0xFF
 ) = 1, 2, 4, 7, 8, 9, 10, 18
 _DONE, _OLD_DONE = struct.Struct("<BHHQ"), struct.Struct("<BHHI")  # token, status, command, rows
 _NULLABLE_FLAG = 0x0001  # a flag of a column
-_MAX_TEXT_CHARACTERS = 4_000  # of an error, so that a token stays below 64 KiB
+_MAX_TEXT_CHARACTERS = 4_000  # the longest text of an error: a token stays below 64 KiB
 _MAX_NAME_CHARACTERS = 128
 PROGRAM_NAME = "Microsoft SQL Server"  # drivers ask for it
 

@@ -13,11 +13,11 @@ from uuid import UUID
 from servicebroker.tds.byte_reader import ByteReader, ProtocolError, decode_utf16
 from servicebroker.tsql.types import SqlType
 
-CODE_PAGE = "cp1252"  # of the collation SQL_Latin1_General_CP1_CI_AS
+CODE_PAGE = "cp1252"  # the code page of the collation SQL_Latin1_General_CP1_CI_AS
 MAX_LENGTH = 0xFFFF  # the length of a type of MAX, and NULL in a value with a length of 2 bytes
 NULL_PLP, UNKNOWN_PLP = 0xFFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFE  # instead of the length of a value in chunks
 COLLATION_BYTES = 5
-TICKS_PER_SECOND = 10_000_000  # of 100 ns
+TICKS_PER_SECOND = 10_000_000  # a tick has 100 ns
 DAY_TICKS_300 = 300 * 86_400  # a datetime counts in 1/300 s
 EPOCH_1900 = date(1900, 1, 1)
 
@@ -223,7 +223,7 @@ _UNSUPPORTED_TYPES = {
     0x37: "decimal of TDS 4",
     0x3F: "numeric of TDS 4",
 }
-_MAX_BYTES = 8_000  # of a string or binary that is not MAX
+_MAX_BYTES = 8_000  # the most bytes of a string or binary that is not MAX
 
 
 def read_type(reader: ByteReader) -> WireType:
@@ -350,7 +350,7 @@ def _read_chunks(reader: ByteReader, type_: WireType) -> Any:
     return _checked(type_, chunks[0] if len(chunks) == 1 else memoryview(b"".join(chunks)))
 
 
-_TIME_BYTES = (3, 3, 3, 4, 4, 5, 5, 5)  # by scale
+_TIME_BYTES = (3, 3, 3, 4, 4, 5, 5, 5)  # the bytes of a time, by its scale
 _BYTES_OF_VALUE = {
     "bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8, "real": 4, "float": 8, "smallmoney": 4, "money": 8,
     "smalldatetime": 4, "datetime": 8, "uniqueidentifier": 16, "date": 3,

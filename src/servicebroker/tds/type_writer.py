@@ -239,7 +239,7 @@ _TIMES: dict[str, tuple[int, Callable[[int], Encoder]]] = {
     "datetimeoffset": (0x2B, _datetimeoffset),
 }
 # (code, bytes per character, how to encode)
-MAX_SHORT_BYTES = 8_000  # of a string or binary; a longer one, such as a long literal, is written as MAX
+MAX_SHORT_BYTES = 8_000  # the most bytes of a string or binary; a longer one is written as MAX
 _STRINGS: dict[str, tuple[int, int, Callable[[Any], bytes]]] = {
     "varbinary": (0xA5, 1, _raw),
     "binary": (0xAD, 1, _raw),
@@ -289,7 +289,7 @@ def _is_long(sql_type: SqlType) -> bool:
 
 # ---------------------------------------------------------------- older dialects
 
-_TEXT_POINTER = b"\x10" + bytes(16) + bytes(8)  # with a timestamp; clients do not look at it
+_TEXT_POINTER = b"\x10" + bytes(16) + bytes(8)  # a text pointer and a timestamp, which clients ignore
 _IMAGE_CODE, _TEXT_CODE, _NTEXT_CODE = 0x22, 0x23, 0x63
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("servicebroker")
 _OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
-MAX_TRIES_AT_ONCE = 1000  # of one message, while the clock stands still
+MAX_TRIES_AT_ONCE = 1000  # the most tries of one message while the clock stands still
 
 
 class PutBack(Exception):

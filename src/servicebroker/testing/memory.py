@@ -78,7 +78,7 @@ class Endpoint:
     security_timestamp: datetime | None = None
     send_sequence: int = 0
     last_received: int | None = None  # next sequence number of a removed peer
-    chosen_priority: int | None = None  # by BEGIN DIALOG
+    chosen_priority: int | None = None  # the priority that BEGIN DIALOG has chosen
 
     @property
     def broker(self) -> Broker:
@@ -183,11 +183,13 @@ class Memory:
     groups: dict[UUID, Service] = field(default_factory=dict)
     messages: dict[int, QueuedMessage] = field(default_factory=dict)
     waiting: dict[tuple[UUID, int], UndeliveredMessage] = field(default_factory=dict)
-    keys: dict[tuple[int, str], IdempotencyKey] = field(default_factory=dict)  # by service and key
+    keys: dict[tuple[int, str], IdempotencyKey] = field(default_factory=dict)  # idempotency keys, by service and key
     dead_letters: dict[int, DeadLetter] = field(default_factory=dict)
-    schedules: dict[tuple[int, str], StoredSchedule] = field(default_factory=dict)  # by queue and name
-    failures: dict[tuple[UUID, int, int], FailureRecord] = field(default_factory=dict)  # by handle, number and type
-    retry_at: dict[UUID, datetime] = field(default_factory=dict)  # by group: no RECEIVE takes from it before that time
+    schedules: dict[tuple[int, str], StoredSchedule] = field(default_factory=dict)  # schedules, by queue and name
+    # Failures, by handle, number and type of the message
+    failures: dict[tuple[UUID, int, int], FailureRecord] = field(default_factory=dict)
+    # By group, the time before which no RECEIVE takes from it
+    retry_at: dict[UUID, datetime] = field(default_factory=dict)
     transactions: list[Session] = field(default_factory=list)
     object_ids: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_USER_ID))
     orders: Iterator[int] = field(default_factory=lambda: itertools.count(1))

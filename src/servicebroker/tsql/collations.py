@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from servicebroker.tsql.statement_errors import TsqlError
 
-DEFAULT_COLLATION = "Latin1_General_BIN2"  # of a database that was created without COLLATE
+DEFAULT_COLLATION = "Latin1_General_BIN2"  # the collation of a database that was created without COLLATE
 _COLLATION = re.compile(
     r"\w+_(?:C[IS]_A[IS](?:_KS|_WS|_VSS|_SC|_UTF8)*|BIN2?(?:_UTF8)?)|(?:DATABASE|CATALOG)_DEFAULT", re.IGNORECASE
 )

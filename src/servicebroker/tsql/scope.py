@@ -14,7 +14,7 @@ from servicebroker.tsql.types import SqlType
 # settings of the session's connection; defaults of columns read them, since they outlive the session
 USER, LOGIN = "servicebroker.tsql_user", "servicebroker.tsql_login"
 ORIGINAL_LOGIN = "servicebroker.tsql_original_login"  # set only if it differs from the login
-ERROR = "servicebroker.tsql_error"  # in a CATCH block: JSON of the error
+ERROR = "servicebroker.tsql_error"  # the error of a CATCH block as JSON
 DATE_ORDER_SETTING, DATE_FIRST_SETTING = "servicebroker.date_order", "servicebroker.date_first"
 ISOLATION_SETTING = "servicebroker.tsql_isolation"  # its number in sys.dm_exec_sessions
 CONTEXT, CONTEXT_INFO = "servicebroker.tsql_context", "servicebroker.tsql_context_info"  # JSON; hexadecimal

@@ -86,7 +86,7 @@ _MAX_CACHED_CHARS_IN_ALL = 2_000_000  # statements take some hundred bytes for e
 
 
 _PROCEDURE, _RETURNED = "@rpc$procedure", "@rpc$returned"  # cannot be names of a script's variables
-_CANCEL_TIMEOUT_S = 5.0  # to reach PostgreSQL with a cancel request
+_CANCEL_TIMEOUT_S = 5.0  # the time to reach PostgreSQL with a cancel request
 
 
 class CallArgument(NamedTuple):

@@ -59,7 +59,7 @@ VARIANT = SqlType("sql_variant")
 NO_ROOM = "*"  # the text of a small whole number in a char or varchar that is too short for it
 _MARKED = frozenset({"bit", "tinyint", "smallint", "int"})
 _MOST_CHARACTERS = {"bit": 1, "tinyint": 3, "smallint": 6, "int": 11, "bigint": 20, "uniqueidentifier": 36}
-MOST_CHARACTERS = 42  # of any other number: 38 digits, a sign, a point, a zero before it
+MOST_CHARACTERS = 42  # the most characters of any other number: 38 digits, a sign, a point, a zero before it
 
 
 class Refusal(NamedTuple):

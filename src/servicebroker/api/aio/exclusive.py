@@ -29,7 +29,7 @@ from servicebroker.store.statements import Steps
 
 T = TypeVar("T")
 
-_POLL_INTERVAL_S = 0.02  # between two checks whether the transactions have ended
+_POLL_INTERVAL_S = 0.02  # the time between two checks whether the transactions have ended
 
 
 async def run_exclusively(

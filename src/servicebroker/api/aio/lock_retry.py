@@ -21,7 +21,7 @@ LOCK_TIMEOUTS_MS = (100,)  # attempt n has the timeout n modulo the length
 # For a lock that each new conversation takes. The longer timeouts outlast overlapping transactions. With
 # 100 ms alone, these could delay the definition for ever.
 RISING_LOCK_TIMEOUTS_MS = (100, 100, 200, 200, 400, 800)
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 1.0  # between two attempts; each pause is twice the one before
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 1.0  # the pauses between two attempts; each is twice the one before
 _DEADLOCK_ERROR = 1205
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Procedure: TypeAlias = Callable[[Any, list[Message]], Awaitable[object]]  # called with (transaction, messages)
 
 LINGER_S = 10.0  # lifetime of a watcher without requests: registering it again costs two commits
-_RETRY_PAUSE_S = 1.0  # after a failure of the watcher
+_RETRY_PAUSE_S = 1.0  # the pause after a failure of the watcher
 _STOP_TIMEOUT_S = 2.0
 _UNKNOWN_CONVERSATION_ERROR = 8426
 _SERVICE_CHANGED_ERROR = 8468

@@ -21,8 +21,8 @@ from servicebroker.store.aio.running import run_alone
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
-MAX_PAUSE_S = 1.0  # for a token: another reader may return one early, if it finds the queue empty
-SLOT_PAUSE_S = 0.5  # until a reader without a slot tries again, for example after the death of another process
+MAX_PAUSE_S = 1.0  # the longest pause for a token: a reader that finds the queue empty returns its token early
+SLOT_PAUSE_S = 0.5  # the pause of a reader without a slot: another process may have died
 
 
 def limit_of(worker: Worker) -> RateLimit | None:
@@ -53,7 +53,7 @@ class AsyncThrottle:
         self._slots = worker.global_concurrency
         self._slot: int | None = None
         self._interval_s = None if worker.global_per_second is None else 1 / worker.global_per_second
-        self._has_token = False  # of the global rate, for the next RECEIVE
+        self._has_token = False  # a token of the global rate, for the next RECEIVE
         self._pause_s = 0.0
 
     async def begin(self, queue_id: int) -> bool:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 
-_BURST_GAP_S = 0.01  # between two notifications of a burst, at most
+_BURST_GAP_S = 0.01  # the longest time between two notifications of a burst
 _BURST_LENGTH = 10  # notifications; a burst of so many begins polling mode
-_MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.002, 0.016  # between two polls: longer adds latency, shorter costs a core
-_LAST_INTERVAL_S = 0.512  # between the last two polls after polling mode
-_COUNT_INTERVAL_S = 0.05  # between two reads of the queue's counter, while readers of this process find no message
+_MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.002, 0.016  # the time between two polls: longer adds latency, shorter costs a core
+_LAST_INTERVAL_S = 0.512  # the time between the last two polls after polling mode
+_COUNT_INTERVAL_S = 0.05  # the time between two reads of the queue's counter while this process finds no message
 _ABSENCE_S = 1.0  # without a waiting reader; then the process has none any more
 
 

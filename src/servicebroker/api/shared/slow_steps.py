@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import cleaned
 
-SLOW_STEP_S = 1.0  # after a longer silence a user wonders whether the program hangs
+SLOW_STEP_S = 1.0  # the longest silence before a user thinks that the program hangs
 
 _STANDARD_ERROR = 2  # its file descriptor
 

@@ -67,11 +67,11 @@ class Stream(asyncio.Protocol):
 
     def __init__(self, network: Network, address: Address | None, visitor: Visitor | None = None) -> None:
         self.network = network
-        self._visitor = visitor  # of an accepted connection until it is online
+        self._visitor = visitor  # the visitor of an accepted connection, until it is online
         self.address = address  # the address connected to; None for an accepted connection
         self.connection = Connection(network.me, is_opener=address is not None, now=network.seconds())
         self.connection_number = 0
-        self.peer_address = str(address or "")  # for logs and views
+        self.peer_address = str(address or "")  # the address in logs and views
         self._channel: Channel | None = None
         self._is_begun = False  # the protocol has begun: it is decided whether TLS is used
         self._transport: asyncio.Transport | None = None

@@ -31,7 +31,7 @@ CERTIFICATE_MESSAGE = 11  # its number in the TLS handshake
 NO_COMPRESSED_CERTIFICATES = 1 << 33  # an option of OpenSSL 3.2: `_believe` cannot read compressed certificates
 
 EXPIRED, EARLY = "it has expired", "it is not valid yet"  # why a certificate is refused
-_REASONS = {10: EXPIRED, 9: EARLY}  # by OpenSSL's number
+_REASONS = {10: EXPIRED, 9: EARLY}  # the errors, by OpenSSL's number
 
 
 class Tls:

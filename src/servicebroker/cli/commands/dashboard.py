@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 9401
 _KEY_PASSWORD = "none"  # makes an encrypted key an error: with no password OpenSSL would prompt at the terminal
-SIGNAL_POLL_S = 0.2  # between two chances to handle a signal
+SIGNAL_POLL_S = 0.2  # the longest time before the main thread handles a signal
 
 
 class RoleName(enum.StrEnum):

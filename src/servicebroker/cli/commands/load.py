@@ -27,7 +27,7 @@ DATABASE = "ServiceBrokerLoad"
 MESSAGE_TYPE, CONTRACT = "//load/Message", "//load/Contract"
 INITIATOR, TARGET, QUEUE = "//load/Initiator", "//load/Target", "TargetQueue"
 
-TIMESTAMP_BYTES = 8  # at the start of each body: nanoseconds since 1970 when its batch was sent
+TIMESTAMP_BYTES = 8  # the first bytes of each body: the nanoseconds from 1970 to the SEND of its batch
 EMPTY_WAIT_S = 1.0  # a reader stops if the queue stays empty this long after the senders have stopped
 
 

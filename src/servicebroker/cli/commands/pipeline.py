@@ -43,7 +43,7 @@ app = typer.Typer(
 )
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file (TOML).")]
-WATCH_INTERVAL_S = 2.0  # of status --watch
+WATCH_INTERVAL_S = 2.0  # the pause between two outputs of status --watch
 
 _log = logging.getLogger("servicebroker.pipeline")
 

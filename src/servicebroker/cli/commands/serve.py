@@ -55,7 +55,7 @@ from servicebroker.store.connection import is_url, urls_of_hosts
 from servicebroker.store.outage import Outage
 
 MAX_PROCESSES = 32
-CONNECT_RETRY_S = 2.0  # between attempts to reach a database that is down at the start
+CONNECT_RETRY_S = 2.0  # the pause between attempts to reach a database that is down at the start
 _SEVERAL_HOSTS = (
     "The URL names several hosts: this process connects to any host that accepts writes, even to a former primary. "
     "Give each daemon the URL of its own server."

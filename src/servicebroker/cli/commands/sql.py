@@ -34,8 +34,8 @@ from servicebroker.tsql.statement_errors import Message, TsqlError
 
 OutputHandler = Callable[[ScriptOutput], None]
 
-SETTLE_TIMEOUT_S = 3.0  # for activated procedures to process the last messages of the script
-STOP_TIMEOUT_S = 1.0  # for these procedures to end then; a transaction that is still open is rolled back
+SETTLE_TIMEOUT_S = 3.0  # the time for activated procedures to process the script's last messages
+STOP_TIMEOUT_S = 1.0  # the time for these procedures to end then; a transaction still open is rolled back
 _CONTINUED = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # ends each line of a value but the last
 
 

@@ -33,7 +33,7 @@ from servicebroker.engine.security.certificate_ages import find_used_certificate
 from servicebroker.model.hidden_passwords import without_password
 from servicebroker.model.wording import about_instance, counted
 
-SERVICES_SHOWN = 3  # of one queue; --json has all
+SERVICES_SHOWN = 3  # the most services shown for one queue; --json has all
 PEERS_SHOWN = 20  # the peers with the most bytes of incomplete messages
 
 

@@ -21,7 +21,7 @@ from servicebroker.store.running import in_transaction, run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Trails: event logs of conversations.")
 
-_LOCK_TIMEOUT_S = 30.0  # to get a short lock on each table; transactions that use the table hold it up
+_LOCK_TIMEOUT_S = 30.0  # the time to get a short lock on each table, which transactions of users may delay
 
 
 @app.command()

@@ -24,7 +24,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import STATE_WORDS
 from servicebroker.model.wording import counted
 
-INTERVAL_S = 2.0  # between two polls: the counters of a server lag by up to a second
+INTERVAL_S = 2.0  # the time between two polls: a server's counters are up to a second late
 
 
 def watch(
@@ -104,7 +104,7 @@ class _Queue:
         self._opened = opened
         self._queue_id = queue_id
         self._database = database
-        self._name = name  # with its schema
+        self._name = name  # the name with its schema
         self._previous: tuple[float, float, float] | None = None  # time in seconds, messages added, messages removed
 
     def poll(self) -> _Poll:

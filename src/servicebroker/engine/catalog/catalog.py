@@ -55,7 +55,7 @@ class Usage(NamedTuple):
         return self.by_initiator if is_initiator else self.by_target
 
 
-Usages = Mapping[str, Usage]  # of one contract, by message type name
+Usages = Mapping[str, Usage]  # the usages of one contract, by message type name
 
 
 class Queue(NamedTuple):
@@ -152,12 +152,17 @@ class Catalog:
     usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
-    schemas: dict[int, tuple[int, SchemaCollection]] = field(default_factory=dict)  # by collection, with its version
+    # Parsed schemas and their version, by collection
+    schemas: dict[int, tuple[int, SchemaCollection]] = field(default_factory=dict)
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
-    received: OrderedDict[bytes, ReceivedConversation] = field(default_factory=OrderedDict)  # by handle
-    answer_paths: dict[tuple[int, int], AnswerPath] = field(default_factory=dict)  # by `kind`
-    end_queues: dict[tuple[int, int], int] = field(default_factory=dict)  # by `kind`, for `enqueue.end_dialog`
-    routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
+    # Received conversations, by handle
+    received: OrderedDict[bytes, ReceivedConversation] = field(default_factory=OrderedDict)
+    # The paths of answers, by `kind` of conversation
+    answer_paths: dict[tuple[int, int], AnswerPath] = field(default_factory=dict)
+    # The queues for `enqueue.end_dialog`, by `kind` of conversation
+    end_queues: dict[tuple[int, int], int] = field(default_factory=dict)
+    # Routing tables and their version, by database
+    routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)
     paths: DeliveryPaths = field(default_factory=DeliveryPaths)
     restricted_paths: RestrictedPaths = field(default_factory=RestrictedPaths)
 

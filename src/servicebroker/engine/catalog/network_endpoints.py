@@ -24,7 +24,7 @@ SQL = SqlFile(__file__)
 
 
 STARTED, STOPPED, DISABLED = "STARTED", "STOPPED", "DISABLED"
-STATES = (STARTED, STOPPED, DISABLED)  # in the order of their ids in sys.endpoints
+STATES = (STARTED, STOPPED, DISABLED)  # the states, in the order of their ids in sys.endpoints
 SUPPORTED, REQUIRED = "SUPPORTED", "REQUIRED"
 ALL = "ALL"
 LOWEST_PORT, HIGHEST_PORT = 1024, 32767

@@ -30,7 +30,7 @@ _IS_INSERTED_AGAIN = (
     f"f.message_type_id = {names.DIALOG_TIMER_ID} and e.dialog_timer is not null "
     f"or f.message_type_id = {names.ERROR_ID} and e.state in ('SO', 'SI', 'CO', 'DI'))"
 )
-_COLUMNS = (  # of `SetAsideMessage`
+_COLUMNS = (  # the columns of a `SetAsideMessage`
     "set_aside_id, queue_name, conversation_handle, conversation_group_id, message_sequence_number, service_name, "
     "service_contract_name, message_type_name, validation::text, message_body, message_enqueue_time, far_service, "
     "far_broker_instance, failures, first_failed_at, set_aside_at, error, traceback, "

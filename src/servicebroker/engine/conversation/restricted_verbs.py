@@ -50,7 +50,7 @@ SQL = SqlFile(__file__)
 T = TypeVar("T")
 
 _CALLER_KEY = "(select key from servicebroker_fence.caller)"  # proves the calling role: only the role can read its row
-_READ_BY_PIPELINE = "pipeline"  # in place of an error number: a pipeline reads the queue
+_READ_BY_PIPELINE = "pipeline"  # returned instead of an error number if a pipeline reads the queue
 
 
 class RestrictedVerbs(OwnerVerbs):

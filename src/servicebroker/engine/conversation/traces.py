@@ -17,7 +17,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-CONTEXT_RETENTION = timedelta(hours=1)  # after this time, contexts that no receiver has read are deleted
+CONTEXT_RETENTION = timedelta(hours=1)  # the age at which contexts that no receiver has read are deleted
 _SWEEP_BATCH_ROWS = 10_000  # rows deleted in one transaction
 
 T = TypeVar("T", int, list[int])

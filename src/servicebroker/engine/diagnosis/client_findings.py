@@ -11,7 +11,7 @@ from servicebroker.engine.diagnosis.tds_clients import TdsRefusalCount, TdsServe
 from servicebroker.model.security.client_refusals import REFUSAL_TEXTS, ClientRefusal
 from servicebroker.model.wording import counted, short_repr
 
-_NOTABLE_CLIENTS = 0.9  # of the most clients of a server
+_NOTABLE_CLIENTS = 0.9  # a finding reports clients above this part of the server's limit
 
 
 def judge_clients(

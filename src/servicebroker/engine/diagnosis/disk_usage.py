@@ -25,7 +25,7 @@ _TABLES = {
     "audit": "the audit log",
     "trail": "the events of conversations",
     "history": "the history of the dashboard",
-}  # by table; another one is named as it is
+}  # the text for a table; a table without a text is named
 
 
 class TableUsage(NamedTuple):

@@ -48,7 +48,7 @@ class QueueFacts(NamedTuple):
     activated_at: datetime | None = None  # time of the last request for a reader
     tasks: int = 0  # running activated procedures
     is_for_callers: bool = False  # all its messages are answers to requests, whose callers may receive them
-    limits: WorkerLimits | None = None  # of all its workers together
+    limits: WorkerLimits | None = None  # the limits of all its workers together
 
 
 class DaemonFacts(NamedTuple):
@@ -68,7 +68,7 @@ class CommitFacts(NamedTuple):
     """
 
     standby_names: str = ""  # synchronous_standby_names
-    synchronous_commit: str = "on"  # of this role
+    synchronous_commit: str = "on"  # the setting of this role
     has_standby: bool = True
     waiting: int = 0
     since: datetime | None = None
@@ -263,11 +263,11 @@ class Facts(NamedTuple):
     neighbours: NeighbourFacts = NeighbourFacts()
     changed: tuple[str, ...] = ()  # objects of the broker's schema that were changed by other means
     is_foreign: bool = False  # True if another server has created the objects, so that they cannot be compared
-    encryption: str | None = None  # of the endpoint
+    encryption: str | None = None  # the endpoint's encryption
     peers: Sequence[PeerFacts] = ()
     disputes: Sequence[DisputeFacts] = ()
     old_copies: Sequence[OldCopyFacts] = ()
-    refusals: Sequence[RefusalRecord] = ()  # of the last hour
+    refusals: Sequence[RefusalRecord] = ()  # the refusals of the last hour
     clocks: Sequence[WrongClock] = ()
     processes: Sequence[ProcessStatus] = ()
     publications: Sequence[BlockingPublication] = ()
@@ -290,17 +290,17 @@ class ConversationFacts(NamedTuple):
     lifetime: datetime
     queue: str
     is_on: bool
-    messages: int  # of this conversation, in its own queue
+    messages: int  # the conversation's messages in its own queue
     oldest: datetime | None
     waits: int  # sent, but not delivered
     status: str
     peer_queue: str  # '' if the other side is not in this instance
     peer_messages: int
-    holders: list[SessionFacts]  # of its group's lock
+    holders: list[SessionFacts]  # the sessions that hold its group's lock
     failures: int
     last_error: str
     held_until: datetime | None
-    error: tuple[int, str] | None  # of an unread Error message
+    error: tuple[int, str] | None  # the code and description of an unread Error message
     readers: int
     is_activated: bool
     sent: datetime | None = None  # the time of the oldest undelivered message

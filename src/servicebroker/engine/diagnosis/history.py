@@ -18,7 +18,8 @@ SQL = SqlFile(__file__)
 
 
 SAMPLE_INTERVAL_S = 10.0  # seconds between two samples
-RETENTION: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step in seconds
+# The retention of samples, by their interval in seconds
+RETENTION: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}
 MAX_PARTS = 60  # parts of a history; a short history has one part for each sample
 _SAMPLED_QUEUES = 1000  # queues in one sample, those with the most changes; the others are in later samples
 

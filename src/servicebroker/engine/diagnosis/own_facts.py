@@ -20,7 +20,7 @@ def gather_own(now: datetime) -> Steps[Facts]:
     return Facts(now, [], shown, [WaitFacts(*row) for row in waits], [], [], {}, None, None, 0, False)
 
 
-_COLUMNS = (  # of own_conversation, the names of facts
+_COLUMNS = (  # the columns of own_conversation, which are names of facts
     *("state", "far_service", "lifetime", "queue", "is_on", "messages", "oldest", "waits", "status"),
     *("failures", "last_error", "held_until", "error", "readers", "is_activated", "sent", "delayed_until"),
 )

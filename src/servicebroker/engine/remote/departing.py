@@ -221,7 +221,7 @@ def route_departures(
 ) -> dict[UUID, Decision]:
     """Return each departure's decision. `tables` are the routes of their databases, `outside` those of msdb."""
     decisions: dict[UUID, Decision] = {}
-    routers: dict[int, tuple[str, Router]] = {}  # by database, with its broker
+    routers: dict[int, tuple[str, Router]] = {}  # the broker and the router, by database
     for database_id, table in tables.items():
         own = located.find(database_id)
         routers[database_id] = own.broker, Router(table, outside, located.site_of(own), now)
@@ -303,7 +303,7 @@ def read(wanted: dict[UUID, ReadRequest], longest: int) -> Steps[dict[UUID, Outg
     return messages
 
 
-_CONTENTS = tuple(Content)  # by number
+_CONTENTS = tuple(Content)  # contents by their number
 
 
 def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[bytes | None]:

@@ -27,7 +27,8 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-ANSWER_RETENTION = timedelta(days=1)  # after this time the next request is MissingRoute again, not FailedRoute
+# The age of an answer from which the next request is MissingRoute again, not FailedRoute
+ANSWER_RETENTION = timedelta(days=1)
 ROUTE_REQUEST_RETRY = timedelta(seconds=60)  # the delay before the next request if an answer created no route
 
 

@@ -22,7 +22,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-OPENING_RETENTION = timedelta(days=1)  # of a target without messages: its initiator may be down for a while
+# The life of a target without messages: its initiator may be down for a while
+OPENING_RETENTION = timedelta(days=1)
 OPENINGS_AT_ONCE = 500  # targets deleted in one transaction
 MAX_ROWS = 100_000  # rows that a summary reads: beside a queue that is off there may be many more
 STARTED_INBOUND = EndpointState.STARTED_INBOUND.value

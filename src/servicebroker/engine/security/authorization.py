@@ -365,7 +365,7 @@ def conversation(*handles: UUID) -> Lookup:
             check_handle(handle)
         rows = yield SQL("conversation", (list(handles), user.database_id))
         endpoints = {row[0]: row[1:] for row in rows}
-        objects: dict[Securable, None] = {}  # in the order of the handles, each once
+        objects: dict[Securable, None] = {}  # the objects in the order of the handles, each once
         for handle in handles:
             if handle not in endpoints:
                 raise BrokerError(8426, handle)

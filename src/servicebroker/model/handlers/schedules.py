@@ -26,8 +26,9 @@ MISSED_AFTER = timedelta(seconds=60)  # a time is missed if no worker has handle
 MAX_NAME = 128  # characters of a schedule's name
 MAX_RULE = 500  # characters: one that names each minute, hour, day, month and weekday has 350
 
-_GROUP_MARK = bytes.fromhex("53434845445b8000")  # of a schedule's conversation group: a UUID of version 8
-_SEARCHED_YEARS = 30  # for the next time: 29 February on a Monday comes every 28 years
+# The first bytes of a schedule's conversation group, a UUID of version 8
+_GROUP_MARK = bytes.fromhex("53434845445b8000")
+_SEARCHED_YEARS = 30  # the range of the search for the next time: 29 February on a Monday comes every 28 years
 _SHORTHANDS = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",

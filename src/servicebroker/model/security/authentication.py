@@ -16,7 +16,8 @@ class Method(StrEnum):
     CERTIFICATE = "CERTIFICATE"
 
 
-PROTOCOLS = ("NTLM", "KERBEROS", "NEGOTIATE")  # of WINDOWS: SQL Server's names, all with one meaning in this product
+# SQL Server's names for the protocol of WINDOWS; here they all mean the same
+PROTOCOLS = ("NTLM", "KERBEROS", "NEGOTIATE")
 
 
 class Authentication(NamedTuple):

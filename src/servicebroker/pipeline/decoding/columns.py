@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BEYOND_MICROSECONDS = re.compile(r"(?<=[0-9][.,])[0-9]{6}([0-9]+)")  # group 1: digits that Python would cut off
 _MICROSECOND: Final = timedelta(microseconds=1)
 _RANGES: Final = {"integer": 2**31, "long": 2**63}
-MISSING: Final = object()  # in place of a value that the body does not have
+MISSING: Final = object()  # the mark for a value that the body does not have
 
 
 class Undecodable(Exception):

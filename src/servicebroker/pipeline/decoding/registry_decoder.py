@@ -33,7 +33,7 @@ class RegisteredSchema(NamedTuple):
     references: tuple[tuple[str, bytes], ...] = ()
 
 
-SchemaFinder = Callable[[int, str], RegisteredSchema]  # by number and wanted kind
+SchemaFinder = Callable[[int, str], RegisteredSchema]  # finds a schema by number and wanted kind
 
 
 class RegisteredDecoder:

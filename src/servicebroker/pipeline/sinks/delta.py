@@ -324,7 +324,8 @@ class DeltaVersion:
         flush_log(self.folder, self.table.version())
 
 
-_WRITER_FEATURES = ("delta.generationExpression", "delta.identity.start", "delta.invariants")  # in a column's metadata
+# Keys of a column's metadata
+_WRITER_FEATURES = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _CONSTRAINT = "delta.constraints."
 
 

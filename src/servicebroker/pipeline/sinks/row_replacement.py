@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NEW_INDEX, OLD_INDEX = "_new_index", "_old_index"  # columns of a match: indexes of its new and its old row
-OLD_PREFIX = "old "  # before the names of columns that a match has from its old row
+OLD_PREFIX = "old "  # the prefix of columns that a match has from its old row
 
 
 def find_matching_files(

@@ -36,8 +36,8 @@ from servicebroker.pipeline.sorting import arrow_schema, columns_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STAGE_FOLDER = "_staged"  # in a table's folder, for files that its readers must not see
-_LATE_PART = "later"  # in names of plain Parquet files, for rows that their batch lacked at its commit
+STAGE_FOLDER = "_staged"  # the folder within a table's folder for files that readers must not see
+_LATE_PART = "later"  # marks names of Parquet files with rows that their batch lacked at its commit
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from servicebroker.store.statements import Statement, Steps
 
 ConversationEnder = Callable[[psycopg.Connection[Any], UUID], None]
 
-MIN_TRUNCATE_ROWS = 50_000  # for fewer rows, a TRUNCATE takes longer than a DELETE
+MIN_TRUNCATE_ROWS = 50_000  # the fewest rows for a TRUNCATE; for fewer, a DELETE is faster
 MAX_ENDS_PER_TRANSACTION = 500  # each END locks a group, and a server has room for a few thousand locks
 _NOTHING_TO_END = (8426, 8427)  # unknown handle; already ended by this side
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MODULE = "python_streaming_source_runner"  # the module of PySpark that such a process runs
-_POLL_INTERVAL_S = 0.02  # between two checks whether the processes have ended
+_POLL_INTERVAL_S = 0.02  # the time between two checks whether the processes have ended
 
 
 def planners(spark: SparkSession) -> frozenset[int]:

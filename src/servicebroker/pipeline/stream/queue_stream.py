@@ -25,7 +25,7 @@ from servicebroker.pipeline.stream.frontier import (
 from servicebroker.pipeline.stream.stream_offsets import StreamOffsets
 
 _log = logging.getLogger("servicebroker")
-MIN_BACKGROUND_DELETE_ROWS = 10_000  # for fewer, a second connection costs more than it saves
+MIN_BACKGROUND_DELETE_ROWS = 10_000  # the fewest rows for a second connection, which costs more than it saves for fewer
 
 
 class Budget(NamedTuple):
@@ -120,7 +120,7 @@ class QueueStream:
         self._acknowledged: Frontier | None = None  # the offset up to which this stream has acknowledged rows
         self._planned: Frontier | None = None  # end of the last planned batch
         self._read_to: Frontier | None = None  # end of the last batch that `read` counts
-        self._has_started_over = False  # with failOnDataLoss=false
+        self._has_started_over = False  # True if it has started over, which needs failOnDataLoss=false
         self._measured: tuple[Slice, tuple[int, int]] | None = None  # last slice, with its messages and bytes
         self._target: int | None = None  # the frontier up to which an AvailableNow query reads
         self._last_progress: dict[str, Any] | None = None  # set when an AvailableNow query has read the whole queue

@@ -71,7 +71,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._queues_at_start: list[str] | None = None  # only of an AvailableNow query
         self._missing: set[str] = set()  # dropped queues for which a warning was logged
         self._turn = 0  # number of plans, by which queues begin in turn
-        self._waiting_since: float | None = None  # in monotonic seconds, while a batch is smaller than its minimum
+        self._waiting_since: float | None = None  # the monotonic time since which a batch is smaller than its minimum
 
     @override
     def initialOffset(self) -> dict[str, Any]:

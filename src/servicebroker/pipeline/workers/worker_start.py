@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-_TIMEOUT_S = 15.0  # of the connection to Java, as in PySpark
+_TIMEOUT_S = 15.0  # the time for the connection to Java, as in PySpark
 _INTEGER_BYTES = 4  # size of a length and of a process id, big-endian
 
 

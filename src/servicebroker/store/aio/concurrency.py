@@ -18,12 +18,12 @@ from servicebroker.store.concurrency import RESTART_PAUSE_S, is_interrupt
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_FINISH_TIMEOUT_S = 5.0  # for work that must be finished, from the cancellation on
+_FINISH_TIMEOUT_S = 5.0  # the time from the cancellation until work that must be finished is finished
 
 IS_ASYNC = True  # functions passed to this module are awaited
 
 Lock = asyncio.Lock
-event_loop: Callable[[], object] = asyncio.get_running_loop  # to which an instance belongs
+event_loop: Callable[[], object] = asyncio.get_running_loop  # the event loop to which an instance belongs
 sleep = asyncio.sleep
 
 

@@ -40,7 +40,7 @@ from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_p
 
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_REQUESTS = 100  # answered in one poll
-INVITATIONS_KEPT = timedelta(days=30)  # after the expiry of an invitation
+INVITATIONS_KEPT = timedelta(days=30)  # the time for which an expired invitation is kept
 
 
 class Request(msgspec.Struct):
@@ -89,8 +89,8 @@ class Issued(msgspec.Struct):
     expires: datetime
 
 
-Ledger = dict[str, dict[UUID, Issued]]  # by member and instance
-Revoked = dict[str, datetime]  # by member, in lower case
+Ledger = dict[str, dict[UUID, Issued]]  # issued certificates, by member and instance
+Revoked = dict[str, datetime]  # times of revocation, by member in lower case
 
 
 class InvitationState(NamedTuple):

@@ -26,8 +26,8 @@ class OpenedKeys:
     def __init__(self, folder: KeyFolder | None, trouble: Callable[[str], None] = _LOG.warning) -> None:
         self.folder = folder
         self._trouble = trouble
-        self._master_keys: dict[bytes, bytes] = {}  # by their encrypted form
-        self._private_keys: dict[bytes, PrivateKey] = {}  # by their encrypted form
+        self._master_keys: dict[bytes, bytes] = {}  # opened keys, by their encrypted form
+        self._private_keys: dict[bytes, PrivateKey] = {}  # opened keys, by their encrypted form
 
     def locate(self, instance_id: UUID) -> KeyFolder:
         """Return the key folder. The default is a folder of the instance in the user's data."""

@@ -20,13 +20,13 @@ from servicebroker.model.security.certificates import Facts
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
-VALIDITY_DAYS = 365  # of a new certificate
+VALIDITY_DAYS = 365  # the validity of a new certificate
 MAX_DAYS = 36_500
 CLOCK_SKEW = timedelta(minutes=10)  # a new transport certificate is valid from 10 min ago: a peer's clock may be behind
 MAX_CERTIFICATE_BYTES = 32_767  # see docs/reference/rules.md#dialog-security
-MAX_SUBJECT_CHARACTERS = 64  # of a common name
+MAX_SUBJECT_CHARACTERS = 64  # the longest common name
 MIN_RSA_BITS = 2048
-INSTANCE_URI_PREFIX = "servicebroker:"  # of the alternative name (URI) that has the instance's identifier
+INSTANCE_URI_PREFIX = "servicebroker:"  # the start of the alternative name (URI) with the instance's identifier
 # an extension of a renewed certificate: a signature of its key with the key of the previous certificate
 SUCCESSION_OID = ObjectIdentifier("2.25.152235390811078377695762435585911865375")
 

@@ -38,7 +38,7 @@ from servicebroker.tsql.types import INT, NVARCHAR, STRINGS, SqlType
 
 SystemProcedure = Callable[[Machine, Execute], int | None]  # returns the return code, None for 0
 SYSTEM_PROCEDURES: dict[str, SystemProcedure] = {}
-_MAX_CACHED_CHARS = 500  # of the text of a procedure's name
+_MAX_CACHED_CHARS = 500  # the longest text of a procedure's name that is cached
 
 
 def system_procedure(name: str) -> Callable[[SystemProcedure], SystemProcedure]:

@@ -16,8 +16,8 @@ from servicebroker.tsql.syntax import Expression, Print, Raiserror, Throw
 from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 
 _LOG = logging.getLogger("servicebroker.tsql")
-_RAISED_ERROR_NUMBER = 50_000  # of RAISERROR with a text, and the lowest of THROW
-_MIN_MESSAGE_NUMBER = 13_000  # of sys.messages, for RAISERROR with a number
+_RAISED_ERROR_NUMBER = 50_000  # the number of RAISERROR with a text, and the lowest number of THROW
+_MIN_MESSAGE_NUMBER = 13_000  # the lowest number of sys.messages that RAISERROR accepts
 _MAX_PRINT_CHARS = 4000
 _MAX_RAISERROR_CHARS = 2047
 _MAX_THROW_CHARS = 2048

@@ -75,7 +75,8 @@ _MAY_READ_SESSION = re.compile(
 _MAY_READ_CATALOG = re.compile(
     r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE
 )
-_CATALOG_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # in translated SQL, where synonyms are resolved
+# Catalog views in translated SQL, where synonyms are resolved
+_CATALOG_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")
 _MAX_PARAMETERS = 20_000  # per statement; the limit of PostgreSQL is 65,535
 _DEFINING_VERBS = ("CREATE ", "ALTER ")  # they run in the database of the name that they define
 _COLUMN_ERRORS = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch", "FeatureNotSupported")

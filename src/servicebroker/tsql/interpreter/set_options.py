@@ -41,7 +41,7 @@ SNAPSHOT = "SNAPSHOT"
 # levels under which a transaction locks the tables that it reads; see `Queries._read_locks`
 LOCKING_LEVELS = frozenset({"REPEATABLE READ", "SERIALIZABLE"})
 READ_COMMITTED = "READ COMMITTED"
-ISOLATION_NUMBERS = {  # in sys.dm_exec_sessions
+ISOLATION_NUMBERS = {  # the number of each level in sys.dm_exec_sessions
     "READ UNCOMMITTED": 1, READ_COMMITTED: 2, "REPEATABLE READ": 3, "SERIALIZABLE": 4, SNAPSHOT: 5
 }  # fmt: skip
 

@@ -39,7 +39,8 @@ class Value(NamedTuple):
 _NULL = Value(None, None)
 Compiled = Callable[["Machine"], Value]
 _MAX_TOKENS = 400  # longer expressions go to PostgreSQL
-_INTEGER_RANGES = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2**31) + 1, 2**31 - 1)}  # by rank
+# The ranges of the integer types, by rank
+_INTEGER_RANGES = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2**31) + 1, 2**31 - 1)}
 _INTEGER_TYPES = ("tinyint", "smallint", "int", "bigint")
 _CONVERTIBLE = STRINGS | BINARIES | {*_INTEGER_TYPES, "uniqueidentifier"}
 _INTEGER_RANKS = list(_INTEGER_RANGES)

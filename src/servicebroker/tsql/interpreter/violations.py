@@ -62,7 +62,7 @@ class _Constraint(NamedTuple):
     referenced_column: str | None
 
 
-_FOLDED_SUFFIX = "_folded"  # of the index that makes a key ignore case, after the key's name (tsql.fold_keys)
+_FOLDED_SUFFIX = "_folded"  # a key's name with this suffix is the index that makes it ignore case (tsql.fold_keys)
 _VERB = re.compile(r"\b(?:insert|update|delete|merge|alter\s+table)\b", re.IGNORECASE)
 
 

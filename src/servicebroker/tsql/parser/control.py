@@ -68,7 +68,8 @@ class ControlFlowParser(DialogParser):
         super().__init__(tokens)
         self.declared: dict[str, int] = {}  # token index of each declaration in a batch or module
         self.arguments: set[int] = set()  # token indexes where EXEC names a parameter
-        self._declarations: list[tuple[int, DeclareVariable | DeclareTable]] = []  # with the depth of their block
+        # Declarations, with the depth of their block
+        self._declarations: list[tuple[int, DeclareVariable | DeclareTable]] = []
 
     def statement(self) -> Statement:
         """Parse one statement. `Parser` implements it."""

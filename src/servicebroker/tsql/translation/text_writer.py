@@ -129,7 +129,7 @@ class Writer:
     output_table: str = ""  # quoted PostgreSQL name of the table whose OUTPUT returns rows to the caller
     output_name: str = ""  # its name in the statement
     next_values: int = 0  # number of NEXT VALUE FOR in the row being written
-    notes: list[str] = field(default_factory=list)  # for `Translation.notes`
+    notes: list[str] = field(default_factory=list)  # remarks for the user (`Translation.notes`)
     has_ordered_next_value: bool = False  # NEXT VALUE FOR with OVER has been written
     has_collations: bool = False  # a string with a collation of its own has been written
     # in a grouped query, the SQL of each GROUP BY item that ignores case, and the SQL of its value for the group

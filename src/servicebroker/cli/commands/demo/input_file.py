@@ -21,7 +21,7 @@ _LOGS = (
     "/var/log/messages",
     "/var/log/system.log",
 )
-_HASHED_BYTES = 4096  # at each end of the part already sent: if they differ, it is another file
+_HASHED_BYTES = 4096  # bytes hashed at each end of the part already sent: if they differ, it is another file
 
 BATCH_LINES = 1000  # a batch ends at the first limit that it reaches
 BATCH_BYTES = 1024 * 1024
@@ -106,7 +106,7 @@ def batches(file: BinaryIO, offset: int, size: int) -> Iterator[Batch]:
 
 def _complete_lines(descriptor: int, offset: int, size: int) -> Iterator[tuple[bytes, int]]:
     """Yield each line with the offset after it, without an incomplete last line."""
-    parts: list[bytes] = []  # of a line that crosses blocks
+    parts: list[bytes] = []  # the parts of a line that crosses blocks
     position = offset
     while position < size:
         block = os.pread(descriptor, min(BATCH_BYTES, size - position), position)

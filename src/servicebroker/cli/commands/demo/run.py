@@ -24,11 +24,11 @@ from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.spark_session import check_java
 
-POLL_S = 0.1  # between two counts of the rows in the table
-SENDING_POLL_S = 1.0  # between two counts while lines are sent
+POLL_S = 0.1  # the time between two counts of the table's rows
+SENDING_POLL_S = 1.0  # the time between two counts while lines are sent
 ROWS_SHOWN = 5
 _BOXED: dict[str, Any] = {"box": box.HEAVY_HEAD, "pad_edge": True, "title_justify": "center"}
-LOCK_TIMEOUT_S = 20  # for another run in the same folder to end, such as the Spark of a killed run
+LOCK_TIMEOUT_S = 20  # the time for another run in the folder to end, such as the Spark of a killed run
 
 
 @dataclass(frozen=True)

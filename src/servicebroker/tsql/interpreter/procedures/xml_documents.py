@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
 _EMPTY = "<root/>"  # the document of NULL
-_HANDLE_STEP = 2  # between two handles, as in SQL Server
+_HANDLE_STEP = 2  # the difference between two handles, as in SQL Server
 _PARAMETERS = ("@hdoc", "@xmltext", "@xpath_namespaces")
 
 

@@ -201,7 +201,7 @@ class _BodyWriter:
         self.name, self.returns = name, returns
         self.declared: dict[str, SqlType] = {}
         self.counters: list[str] = []  # the functions of `_COUNTERS` that the body calls
-        self.targets: dict[str, tuple[int, int]] = {}  # by label: the number of its block, and its place there
+        self.targets: dict[str, tuple[int, int]] = {}  # the number of its block and its place there, by label
         self.blocks = self.loops = 0
         self.open_loops: list[int] = []
 

@@ -48,7 +48,7 @@ class Elements:
     columns: list[Column] = field(default_factory=list)
     table_constraints: list[str] = field(default_factory=list)  # table constraints written beside a column
     table: str = ""  # name as written
-    defaults: list[tuple[Column, str]] = field(default_factory=list)  # from ALTER TABLE ... ADD DEFAULT ... FOR
+    defaults: list[tuple[Column, str]] = field(default_factory=list)  # defaults of ALTER TABLE ... ADD DEFAULT ... FOR
     indexes: list[tuple[str, bool, list[str]]] = field(default_factory=list)
     rowversion_columns: list[str] = field(default_factory=list)  # names of rowversion columns
     constraints: list[str] = field(default_factory=list)  # names as written, without those of defaults

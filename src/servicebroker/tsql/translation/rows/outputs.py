@@ -24,8 +24,8 @@ class Outputs(NamedTuple):
 
     expressions: list[exp.Expression]
     into: exp.Table | None
-    columns: list[str]  # of the table after INTO
-    results: list[exp.Expression]  # of the OUTPUT clause after INTO
+    columns: list[str]  # the columns of the table after INTO
+    results: list[exp.Expression]  # the values of the OUTPUT clause after INTO
 
     def replace_each(self, replace: Callable[[exp.Expression], list[exp.Expression]]) -> Outputs:
         """Replace every expression of both clauses by the expressions that `replace` returns."""
