@@ -52,7 +52,7 @@ def test_an_uneven_choice_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Fleet(1, SMALL).run().spread > 20
 
 
-def test_the_command() -> None:
+def test_the_fleet_command_counts_misplaced_conversations() -> None:
     done = CliRunner().invoke(program, ["--fleet", "40:400", "--conversations", "500", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)

@@ -69,7 +69,7 @@ def test_a_sender_that_never_switches_is_detected(monkeypatch: pytest.MonkeyPatc
     assert failures() > 0
 
 
-def test_the_command() -> None:
+def test_the_mirrors_command_counts_failures() -> None:
     result = CliRunner().invoke(program, ["--mirrors", "--seeds", "0:3", "--json"])
     assert result.exit_code == 0
     told = json.loads(result.stdout)

@@ -22,7 +22,7 @@ def test_every_message_arrives_once_and_in_order_despite_faults(request: pytest.
     assert sums["brought"] > seeds
 
 
-def test_other_seeds_each_time(request: pytest.FixtureRequest, seeded_random: Random) -> None:
+def test_random_seeds_have_no_failure(request: pytest.FixtureRequest, seeded_random: Random) -> None:
     start = seeded_random.randrange(2**40)
     assert run_many(range(start, start + request.config.option.other_seeds))[1] == []
 

@@ -142,7 +142,7 @@ def test_public_may_not_send(pair: Pair, caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.feature(139)
-def test_a_service_that_the_named_database_lacks(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_the_named_database_lacks_is_an_error(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     east = query(pair.east.database, "select service_broker_guid from sys.databases where name = 'Test'")[0][0]
     pair.west.database.create_route("Nowhere", service_name="//test/Nowhere", address="TCP://east:4022")
     handle = pair.west.database.begin_dialog(
@@ -230,7 +230,7 @@ def test_a_closed_endpoint_drops_new_messages(pair: Pair, caplog: pytest.LogCapt
 
 @pytest.mark.feature(139)
 @pytest.mark.parametrize("is_opening", [True, False])
-def test_a_secured_message_in_an_unsecured_conversation(
+def test_a_secured_message_in_an_unsecured_conversation_is_refused(
     pair: Pair, caplog: pytest.LogCaptureFixture, *, is_opening: bool
 ) -> None:
     handle = begin(pair)

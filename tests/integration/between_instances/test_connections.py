@@ -375,7 +375,9 @@ def header(length: int, check: int = 0, kind: FrameKind = FrameKind.DIALOG) -> b
     return fields + struct.pack(">I", crc32(fields))
 
 
-def test_another_version_of_the_protocol(two: InstancePair, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_version_of_the_protocol_is_refused_with_28027(
+    two: InstancePair, caplog: pytest.LogCaptureFixture
+) -> None:
     refused = count("login_events", subclass="Negotiate Failure")
     with connect(two.east, oldest=7, newest=9) as peer:
         closed = peer.greet().expect(Closed)

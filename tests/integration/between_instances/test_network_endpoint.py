@@ -65,7 +65,7 @@ def test_no_endpoint_exists_by_default(bare: sb.Instance) -> None:
 
 
 @pytest.mark.feature(32)
-def test_the_defaults(bare: sb.Instance) -> None:
+def test_a_new_endpoint_has_the_default_options(bare: sb.Instance) -> None:
     bare.create_endpoint("BrokerEndpoint", listener_port=4022)
     ((endpoint_id,),) = rows(bare, "select endpoint_id from sys.endpoints")
     assert endpoint_id > 65535

@@ -217,7 +217,7 @@ def test_an_old_copy_of_a_conversation_that_the_peer_has_removed(pair: Pair) -> 
     assert waiting_messages(pair.west.database) == 0
 
 
-def test_the_transmission_status_of_an_unanswered_conversation(pair: Pair) -> None:
+def test_transmission_status_says_that_the_other_side_does_not_answer(pair: Pair) -> None:
     """For example an old copy without a secured conversation has no key to answer with."""
     handle, _ = open_conversation(pair)
     pair.west.database.send(handle, ORDER, "into the void")
@@ -247,7 +247,7 @@ def without_tokens(body: bytes) -> bytes:
     return encode(structs.replace(header, acknowledgement=ack, floor=None, before=None), payload, CHECKSUM)
 
 
-def test_a_peer_without_tokens(pair: Pair) -> None:
+def test_a_peer_without_tokens_exchanges_messages(pair: Pair) -> None:
     for site in (pair.west, pair.east):
         send = site.out.send
         site.out.send = lambda body, send=send: send(without_tokens(body))  # type: ignore[method-assign, misc]

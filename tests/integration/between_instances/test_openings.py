@@ -283,7 +283,7 @@ def test_openings_for_a_disabled_queue_wait_beside_it(pair: Pair) -> None:
     assert endpoint_states(pair.east.database) == {"CO": 3}
 
 
-def test_several_frames_of_a_conversation_in_its_first_round(pair: Pair, tmp_path: Path) -> None:
+def test_frames_of_one_opening_that_arrive_together_create_one_target(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     (handle,) = begin_together(pair, 1)
     pair.west.round([])

@@ -35,7 +35,7 @@ from support import (
 
 
 @pytest.mark.feature(51, 127, 128)
-def test_a_message_and_its_reply(pair: Pair) -> None:
+def test_a_message_and_its_reply_are_delivered(pair: Pair) -> None:
     handle = begin(pair, 3)
     assert waiting_messages(pair.west.database) == 3
     pair.rounds()
@@ -128,7 +128,7 @@ def test_a_refusal_by_the_target_arrives_as_an_error(pair: Pair) -> None:
 
 
 @pytest.mark.feature(102, 104)
-def test_a_contract_that_the_target_database_lacks(pair: Pair) -> None:
+def test_a_contract_that_the_target_database_lacks_ends_in_error_8425(pair: Pair) -> None:
     pair.west.database.create_contract("//west/only", {ORDER: "ANY"})
     handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract="//west/only", encryption=False)
     pair.west.database.send(handle, ORDER, b"x")
@@ -292,7 +292,7 @@ def test_rounds_do_not_wait_for_locks(pair: Pair) -> None:
 
 @pytest.mark.feature(49)
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_multicast_to_remote_conversations(pair: Pair, size: int) -> None:
+def test_a_multicast_reaches_remote_conversations_and_frees_its_shared_body(pair: Pair, size: int) -> None:
     handles = [begin(pair), begin(pair)]
     pair.rounds()
     while pair.east.database.receive(STOCK_QUEUE):
@@ -349,7 +349,9 @@ def test_a_sender_to_another_instance_follows_retention(pair: Pair) -> None:
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == sent
 
 
-def test_retention_enabled_during_a_batch_to_another_instance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_enabled_during_a_batch_retains_the_later_messages(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Enabled between two statements of a batch: later messages are retained, and all are sent in order."""
     database = pair.west.database
     handle = begin(pair)

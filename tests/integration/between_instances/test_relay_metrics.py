@@ -215,7 +215,7 @@ def test_errors_are_events_of_the_conversation(pair: Pair, event_log: pytest.Log
 
 
 @pytest.mark.feature(200)
-def test_transmission_objects_and_their_batches(pair: Pair) -> None:
+def test_counters_of_transmission_objects_and_their_batches(pair: Pair) -> None:
     changes = CounterChanges()
     name = "transmission_object"
     begin(pair, 3)

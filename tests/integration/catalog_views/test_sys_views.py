@@ -329,7 +329,7 @@ def test_a_migration_that_fails_leaves_the_instance_to_the_version_before(
 
 
 @pytest.mark.feature(1)
-def test_databases(instance: sb.Instance) -> None:
+def test_sys_databases_lists_brokers_and_their_options(instance: sb.Instance) -> None:
     first_database, second_database = (instance.database(name, create=True) for name in ("SysOne", "SysTwo"))
     (first,), (second,) = rows(first_database, "databases"), rows(second_database, "databases")
     assert (first.name, first.database_id, first.is_broker_enabled) == ("SysOne", first_database.database_id + 3, 1)
@@ -339,7 +339,7 @@ def test_databases(instance: sb.Instance) -> None:
         assert rows(again.database("sysone"), "databases") == [first]
 
 
-def test_message_types(database: sb.Database) -> None:
+def test_sys_service_message_types_lists_validations(database: sb.Database) -> None:
     rows_by_name = {row.name: row for row in rows(database, "service_message_types")}
     for name, letter, word in ((ORDER, "N", "NONE"), (DOCUMENT, "X", "XML"), (MARK, "E", "EMPTY")):
         row = rows_by_name[name]
@@ -352,7 +352,7 @@ def test_message_types(database: sb.Database) -> None:
     assert (rows_by_name[sb.DEFAULT].message_type_id, rows_by_name[sb.DEFAULT].validation) == (14, "N")
 
 
-def test_contracts_and_their_message_types(database: sb.Database) -> None:
+def test_sys_service_contracts_lists_who_sends_each_type(database: sb.Database) -> None:
     types = {row.message_type_id: row.name for row in rows(database, "service_message_types")}
     (contract,) = rows(database, "service_contracts", name=CONTRACT)
     assert contract.principal_id == 1
@@ -393,7 +393,7 @@ def test_queues_and_services(database: sb.Database) -> None:
     assert [(f"{database.name.lower()}_sales",)] in schemas.values()
 
 
-def test_priorities(database: sb.Database) -> None:
+def test_sys_conversation_priorities_lists_criteria_and_levels(database: sb.Database) -> None:
     assert rows(database, "conversation_priorities") == []
     database.create_broker_priority("Any", priority_level=3)
     database.create_broker_priority(
@@ -473,7 +473,7 @@ def test_a_column_holds_a_service_name_of_256_characters(database: sb.Database) 
 
 
 @pytest.mark.feature(43)
-def test_a_dialog_that_converses(database: sb.Database) -> None:
+def test_sys_conversation_endpoints_describes_both_sides_of_a_dialog(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
     with database.transaction() as transaction:
         transaction.send(target, REPLY, b"1")

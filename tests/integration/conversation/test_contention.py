@@ -72,7 +72,7 @@ def test_a_long_locked_group_does_not_slow_down_readers(fresh_database: sb.Datab
 
 
 @pytest.mark.feature(62, 76, 77)
-def test_sixteen_senders_and_sixteen_readers(
+def test_sixteen_senders_and_sixteen_readers_lose_no_message(
     database: sb.Database, seeded_random: random.Random, request: pytest.FixtureRequest
 ) -> None:
     """They send, receive and reply on one queue for some seconds, without a deadlock or a lost message."""

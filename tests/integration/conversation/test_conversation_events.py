@@ -65,7 +65,7 @@ def test_events_of_a_conversation_from_begin_to_end(fresh_database: sb.Database,
     assert take_events()[:2] == [("END CONVERSATION", "initiator", "CD"), ("Terminate Dialog", "initiator", "CD")]
 
 
-def test_the_columns_of_the_trace(fresh_database: sb.Database) -> None:
+def test_a_trace_event_has_the_columns_of_sql_server(fresh_database: sb.Database) -> None:
     events: list[BrokerEvent] = []
     fresh_database.instance.events.subscribe(events.append, 124)
     handle = begin(fresh_database)
@@ -88,7 +88,7 @@ def test_the_columns_of_the_trace(fresh_database: sb.Database) -> None:
     assert fresh_database.instance.events.recent(124) == []  # a thousand of these would displace relevant events
 
 
-def test_errors_of_the_application_and_of_the_broker(fresh_database: sb.Database, take_events: Told) -> None:
+def test_errors_of_the_application_and_of_the_broker_are_events(fresh_database: sb.Database, take_events: Told) -> None:
     database = fresh_database
     handle = begin(database)
     database.send(handle, ORDER, b"x")
@@ -140,7 +140,9 @@ def test_events_are_reported_even_if_the_transaction_rolls_back(fresh_database: 
     assert take_events() == []
 
 
-def test_a_multicast_and_a_refusal(fresh_database: sb.Database, take_events: Told) -> None:
+def test_a_multicast_is_one_event_for_each_conversation_and_a_refusal_is_none(
+    fresh_database: sb.Database, take_events: Told
+) -> None:
     database = fresh_database
     handles = [begin(database), begin(database)]
     take_events()

@@ -94,7 +94,7 @@ def test_a_circle_of_user_rows_and_conversations_has_one_victim(database: sb.Dat
     eventually(lambda: query(database, text) == [(0,)])
 
 
-def test_two_senders_on_two_conversations(database: sb.Database) -> None:
+def test_one_of_two_senders_that_deadlock_fails_and_the_other_commits(database: sb.Database) -> None:
     first, second = begin(database), begin(database)
     for handle in (first, second):
         database.send(handle, ORDER, b"0")
@@ -166,7 +166,7 @@ def test_concurrent_send_and_end_on_both_sides(database: sb.Database) -> None:
         assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
 
 
-def test_a_joined_transaction_and_a_caught_deadlock(database: sb.Database, stock: str) -> None:
+def test_verbs_fail_after_a_caught_deadlock_until_the_transaction_ends(database: sb.Database, stock: str) -> None:
     """The victim's transaction is rolled back, and every further verb fails until it ends."""
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"x")

@@ -119,7 +119,7 @@ def test_later_messages_and_the_end_wait_behind_a_delayed_message(course: Course
     assert database.delayed_messages() == []
 
 
-def test_times(course: Course) -> None:
+def test_delay_and_at_give_the_time_of_delivery(course: Course) -> None:
     database, now = course.database, course.now()
     for given, seconds in (
         ({"delay": 0}, 0),
@@ -150,7 +150,7 @@ def test_times(course: Course) -> None:
         {"at": datetime.fromisoformat("9999-12-31T23:00:00-05:00")},
     ],
 )
-def test_invalid_delays(course: Course, given: dict[str, Any]) -> None:
+def test_invalid_delays_are_refused(course: Course, given: dict[str, Any]) -> None:
     handle = begin(course.database, lifetime=1_000_000_000)
     with refused(402):
         course.database.send(handle, ORDER, b"x", **given)
@@ -211,7 +211,7 @@ def test_other_conversations_overtake_and_the_timer_is_free(course: Course) -> N
     assert course.receive_bodies() == [b"late"]
 
 
-def test_in_transactions_and_pipelines(course: Course) -> None:
+def test_delays_work_in_transactions_and_pipelines(course: Course) -> None:
     database = course.database
     with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
         transaction.send(begin(transaction), ORDER, b"never", delay=1)
@@ -349,7 +349,9 @@ def test_the_double_delivers_what_is_due_in_each_statement_that_looks() -> None:
     assert course.database.get_conversation_group(STOCK_QUEUE) is not None
 
 
-def test_random_courses(database: sb.Database, clock: Clock, request: pytest.FixtureRequest) -> None:
+def test_engine_and_double_deliver_random_delays_at_the_same_times(
+    database: sb.Database, clock: Clock, request: pytest.FixtureRequest
+) -> None:
     """Random delays: the engine and the double deliver the same messages at the same times."""
     rng = random.Random(request.config.getoption("seed"))
     courses = [of_engine(database, clock), of_double()]
@@ -381,7 +383,7 @@ def test_random_courses(database: sb.Database, clock: Clock, request: pytest.Fix
         assert results[0] == results[1], (step, action)
 
 
-def test_to_another_instance(make_instance_url: Callable[..., str]) -> None:
+def test_a_delayed_message_to_another_instance_waits_at_the_sender(make_instance_url: Callable[..., str]) -> None:
     with open_pair(make_instance_url) as pair:
         west, east = pair.west, pair.east.database
 
@@ -461,7 +463,7 @@ def test_other_sends_write_no_index_entry(database: sb.Database) -> None:
     assert query(database, text) == [(name,) for name in names]
 
 
-def test_the_commands(database: sb.Database, clock: Clock) -> None:
+def test_delayed_commands_list_and_cancel_messages(database: sb.Database, clock: Clock) -> None:
     def run(*words: str, code: int = 0) -> str:
         options = ["--instance", database.instance.url, "--database", database.name]
         result = CliRunner(env={"COLUMNS": "300"}).invoke(command, [*words, *options])

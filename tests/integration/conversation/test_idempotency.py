@@ -176,7 +176,7 @@ def two_roles(
             connection.execute(f"drop owned by {role} cascade; drop role {role}")  # type: ignore[call-overload]
 
 
-def test_keys_of_a_restricted_role(two_roles: tuple[sb.Database, sb.Database]) -> None:
+def test_a_restricted_role_has_idempotency_keys_of_its_own(two_roles: tuple[sb.Database, sb.Database]) -> None:
     owner, clerk = two_roles
     owner.grant("REFERENCES", "public", contract=CONTRACT)
     of_owner = begin(owner, idempotency_key=KEY)
@@ -227,7 +227,7 @@ def priorities(database: sb.Database, handle: UUID) -> list[int]:
 
 @pytest.mark.both_apis
 @pytest.mark.parametrize("is_remembered", [False, True], ids=["first", "again"])
-def test_a_priority_of_one_conversation(database: sb.Database, is_remembered: bool) -> None:
+def test_begin_dialog_with_a_priority_decides_the_order_of_receive(database: sb.Database, is_remembered: bool) -> None:
     database.create_broker_priority("All", contract_name=CONTRACT, priority_level=6)
     if is_remembered:
         database.send(begin(database), ORDER, b"")
@@ -283,7 +283,7 @@ def test_a_request_has_a_priority(database: sb.Database) -> None:
     ],
     ids=str,
 )
-def test_refused_choices(database: sb.Database, options: Any) -> None:
+def test_invalid_priorities_and_keys_are_refused_and_begin_nothing(database: sb.Database, options: Any) -> None:
     with refused(402):
         begin(database, **options)
     assert conversations(database) == keys(database) == 0

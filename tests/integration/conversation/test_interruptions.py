@@ -433,7 +433,7 @@ def clean_databases(instance: sb.Instance) -> CleanDatabases:
 
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", CASES)
-def test_all_or_nothing(
+def test_an_interrupted_verb_is_done_completely_or_not_at_all(
     clean_databases: CleanDatabases,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,

@@ -71,7 +71,7 @@ def test_both_sides_get_an_error_after_the_lifetime(database: sb.Database, clock
 
 
 @pytest.mark.feature(39, 100)
-def test_verbs_on_an_expired_conversation_before_upkeep(database: sb.Database, clock: Clock) -> None:
+def test_verbs_see_an_expired_conversation_before_upkeep(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"1")
     target = peer_handle(database, initiator)
@@ -92,7 +92,7 @@ def test_verbs_on_an_expired_conversation_before_upkeep(database: sb.Database, c
 
 
 @pytest.mark.feature(39)
-def test_the_range_of_a_lifetime(database: sb.Database, clock: Clock) -> None:
+def test_a_lifetime_out_of_range_is_refused(database: sb.Database, clock: Clock) -> None:
     for number, wrong in (
         (8406, None), (8411, 0), (8411, -1), (8411, 2**31), (402, "60"), (402, 1.5), (402, True)
     ):  # fmt: skip
@@ -116,7 +116,7 @@ def test_the_range_of_a_lifetime(database: sb.Database, clock: Clock) -> None:
         database.end_conversation(handle)
 
 
-def test_each_state_after_the_lifetime(fresh_database: sb.Database, clock: Clock) -> None:
+def test_an_expired_lifetime_fails_conversations_that_have_not_ended(fresh_database: sb.Database, clock: Clock) -> None:
     database = fresh_database
     started = begin(database, lifetime=60)
     disconnected = begin(database, lifetime=60)

@@ -88,7 +88,7 @@ def pages_of_a_receive(database: sb.Database, arguments: str = "1, now()", times
 # ---------------------------------------------------------------- rows that a mark may skip
 
 
-def test_a_message_numbered_early_and_committed_late(database: sb.Database) -> None:
+def test_a_message_that_is_numbered_early_and_committed_late_is_received(database: sb.Database) -> None:
     survey_always(database)
     late, other = begin(database), begin(database)
     for handle in (late, other):
@@ -131,7 +131,7 @@ def test_marks_that_depend_on_an_open_transaction(database: sb.Database, ends: s
         assert marks(reader)[10] == 0
 
 
-def test_messages_of_a_rollback(database: sb.Database) -> None:
+def test_messages_of_a_rolled_back_receive_are_received_again(database: sb.Database) -> None:
     survey_always(database)
     handles = [begin(database) for _ in range(3)]
     for handle in handles:
@@ -147,7 +147,7 @@ def test_messages_of_a_rollback(database: sb.Database) -> None:
         assert bodies(receive_all(reader)) == [b"1", b"2", b"3", b"3", b"3"]
 
 
-def test_messages_of_a_rolled_back_savepoint(database: sb.Database) -> None:
+def test_messages_of_a_rolled_back_savepoint_are_received_again(database: sb.Database) -> None:
     survey_always(database)
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"1", b"2"])

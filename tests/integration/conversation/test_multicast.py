@@ -73,7 +73,7 @@ def receive_all(database: sb.Database, queue: str = STOCK_QUEUE) -> dict[UUID, l
 
 
 @pytest.mark.feature(49)
-def test_one_message_on_several_conversations(fresh_database: sb.Database) -> None:
+def test_one_message_on_several_conversations_is_stored_once(fresh_database: sb.Database) -> None:
     database = fresh_database
     opened = [open_dialog(database)[0] for _ in range(3)]
     new = [begin(database) for _ in range(2)]
@@ -123,7 +123,7 @@ def test_the_body_is_stored_once(fresh_database: sb.Database) -> None:
 
 
 @pytest.mark.feature(49)
-def test_both_sides_of_one_conversation_and_several_databases(fresh_database: sb.Database) -> None:
+def test_a_multicast_reaches_both_sides_and_several_databases(fresh_database: sb.Database) -> None:
     database = fresh_database
     initiator, target = open_dialog(database)
     other = database.instance.database("Other", create=True)
@@ -200,7 +200,7 @@ def test_when_one_handle_is_refused_nothing_is_sent(fresh_database: sb.Database,
 
 
 @pytest.mark.feature(49, 54)
-def test_a_body_over_the_maximum(fresh_database: sb.Database) -> None:
+def test_a_multicast_body_over_the_maximum_is_refused(fresh_database: sb.Database) -> None:
     handles = [begin(fresh_database), begin(fresh_database)]
     fresh_database.instance.maximum_body = 10
     with refused(8459, "10"):
@@ -221,7 +221,7 @@ def test_a_refusal_inside_a_transaction_leaves_it_usable(fresh_database: sb.Data
 # ---------------------------------------------------------------- the life of a shared body
 
 
-def test_rollback_and_savepoints(fresh_database: sb.Database) -> None:
+def test_rollbacks_of_a_multicast_free_its_shared_body(fresh_database: sb.Database) -> None:
     database = fresh_database
     handles = [begin(database), begin(database)]
     with rolled_back(database) as transaction:
@@ -241,7 +241,7 @@ def test_rollback_and_savepoints(fresh_database: sb.Database) -> None:
     assert count_bodies(database) == (0, 0)
 
 
-def test_sent_and_received_in_one_transaction(fresh_database: sb.Database) -> None:
+def test_a_multicast_is_received_in_the_transaction_that_sent_it(fresh_database: sb.Database) -> None:
     database = fresh_database
     handles = [begin(database), begin(database)]
     with database.transaction() as transaction:
@@ -411,7 +411,9 @@ def test_a_connection_lost_before_each_statement_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.feature(49)
-def test_concurrent_multicasts_and_readers(fresh_database: sb.Database, seeded_random: random.Random) -> None:
+def test_concurrent_multicasts_and_readers_leave_no_body(
+    fresh_database: sb.Database, seeded_random: random.Random
+) -> None:
     """Overlapping multicasts in random order, with rollbacks: no deadlock, no lost message, no remaining body."""
     database = fresh_database
     tolerate_rollbacks(database)

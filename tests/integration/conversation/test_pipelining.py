@@ -133,7 +133,7 @@ def test_a_refusal_by_the_peer_fails_its_conversation(database: sb.Database) -> 
     assert len(kinds) == 3  # the Error, and the valid messages
 
 
-def test_the_first_of_many_conversations(database: sb.Database) -> None:
+def test_a_pipeline_numbers_the_first_messages_of_new_conversations(database: sb.Database) -> None:
     """The targets of the conversations are not cached yet."""
     handles = [begin(database) for _ in range(5)]
     nowhere = begin(database, "//test/nowhere")
@@ -158,7 +158,7 @@ def test_a_transaction_ended_on_its_connection_refuses_sends(database: sb.Databa
     assert database.receive(STOCK_QUEUE) == []
 
 
-def test_both_sides_and_no_conversation_at_all(database: sb.Database) -> None:
+def test_a_pipeline_sends_from_both_sides_and_names_a_refused_send(database: sb.Database) -> None:
     handle, far = open_dialog(database)
     with database.transaction() as tx, tx.pipeline() as pipeline:
         tx.send(handle, ORDER, b"order")

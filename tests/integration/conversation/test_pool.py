@@ -54,7 +54,7 @@ def drain(database: sb.Database, procedure: Callable[..., object] = do_nothing) 
     return database.process(STOCK_QUEUE, sb.ConversationPool.target(procedure, end_of_stream=MARK), top=None)
 
 
-def test_one_conversation_for_each_key(database: sb.Database) -> None:
+def test_a_pool_uses_one_conversation_for_each_key(database: sb.Database) -> None:
     pool = make_pool(database)
     first = send(pool, b"1")
     assert send(pool, b"2") == first
@@ -73,7 +73,7 @@ def test_by_default_each_session_has_its_own_conversation(database: sb.Database)
         assert pool.send(one, ORDER, b"3") == first != second
 
 
-def test_round_robin(database: sb.Database) -> None:
+def test_sends_without_a_key_use_the_conversations_in_turn(database: sb.Database) -> None:
     pool = make_pool(database, conversations=3)
     handles = [send(pool, b"x", key=None) for _ in range(6)]
     assert handles[:3] == handles[3:]
@@ -176,7 +176,7 @@ def test_a_reply_stays_in_the_queue_and_is_logged(database: sb.Database) -> None
     assert len(database.receive(ORDERS_QUEUE)) == 1
 
 
-def test_refusals(database: sb.Database) -> None:
+def test_invalid_pool_arguments_are_refused(database: sb.Database) -> None:
     for wrong in ({"seconds": 0}, {"messages": "7"}, {"conversations": -1}):
         with refused(402):
             make_pool(database, **wrong)

@@ -135,7 +135,7 @@ def test_a_queue_whose_search_times_out_does_not_block_others(
     assert query(database, "select pg_relation_size(%s::regclass)", f"servicebroker.queue_{later}") == [(0,)]
 
 
-def test_the_first_message_of_all(database: sb.Database) -> None:
+def test_space_is_not_given_back_before_the_first_message_is_received(database: sb.Database) -> None:
     """The first arrival number is counted, too."""
     assert give_back(database)
     database.send(begin(database), ORDER, b"1")
@@ -182,7 +182,9 @@ def give_back_alone(database: sb.Database) -> bool:
 
 
 @pytest.mark.slow
-def test_returning_space_among_readers_and_senders(database: sb.Database, seeded_random: random.Random) -> None:
+def test_no_message_is_lost_when_space_is_given_back_under_load(
+    database: sb.Database, seeded_random: random.Random
+) -> None:
     """The queue becomes empty repeatedly. No message is lost with the truncated table."""
     done = threading.Event()
     handles = [begin(database) for _ in range(4)]

@@ -110,7 +110,7 @@ def test_a_long_queue_is_searched_by_pages(database: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE, top=1, groups=4)) == [b"crowd", b"0", b"1", b"2"]
 
 
-def test_refusals(database: sb.Database) -> None:
+def test_invalid_groups_are_refused(database: sb.Database) -> None:
     for groups in (0, -1, True, "2", 1.0, 2**31):
         with refused(402, "groups"):
             database.receive(STOCK_QUEUE, groups=groups)

@@ -251,7 +251,9 @@ def test_a_statement_that_fails_after_taking_the_lock(database: sb.Database) -> 
 
 @pytest.mark.slow
 @pytest.mark.feature(68)
-def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: random.Random) -> None:
+def test_eight_readers_with_savepoints_keep_the_order_and_no_lock(
+    database: sb.Database, seeded_random: random.Random
+) -> None:
     """Each reader sets a savepoint, receives, rolls back, pauses, counts the failure and commits, undisturbed."""
     tolerate_rollbacks(database)
     handles = [begin(database) for _ in range(6)]

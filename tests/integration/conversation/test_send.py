@@ -321,7 +321,7 @@ def test_send_needs_a_conversing_endpoint(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(102, 104)
-def test_a_contract_that_the_target_does_not_accept(database: sb.Database) -> None:
+def test_a_contract_that_the_target_does_not_accept_ends_in_error_8408(database: sb.Database) -> None:
     database.create_contract("//other", {ORDER: "ANY"})
     handle = database.begin_dialog(ORDERS, STOCK, contract="//other")
     database.send(handle, ORDER, b"x")
@@ -339,7 +339,9 @@ def test_a_contract_that_the_target_does_not_accept(database: sb.Database) -> No
 
 
 @pytest.mark.feature(102, 104)
-def test_a_contract_that_the_target_database_lacks(instance: sb.Instance, database: sb.Database) -> None:
+def test_a_contract_that_the_target_database_lacks_ends_in_error_8425(
+    instance: sb.Instance, database: sb.Database
+) -> None:
     far = instance.database(f"{database.name}Knows", create=True)
     far.create_queue("Q")
     far.create_service("//knows/nothing", "Q", ["DEFAULT"])
@@ -437,7 +439,7 @@ def test_two_threads_send_the_first_message(database: sb.Database) -> None:
     assert len({message.conversation_handle for message in messages}) == 1
 
 
-def test_threads_drop_a_cached_target_concurrently(database: sb.Database) -> None:
+def test_threads_that_find_a_cached_target_ended_are_all_refused(database: sb.Database) -> None:
     handle, target = open_dialog(database)
     database.send(handle, ORDER, b"known way")
     with database.transaction() as transaction:
@@ -468,7 +470,7 @@ def test_messages_wait_for_their_service_and_arrive_in_order(database: sb.Databa
     assert bodies(database.receive(STOCK_QUEUE)) == [b"second %d" % n for n in range(3)]
 
 
-def test_a_conversation_ended_before_its_target_exists(fresh_database: sb.Database) -> None:
+def test_messages_and_end_reach_a_target_that_is_created_after_the_end(fresh_database: sb.Database) -> None:
     database = fresh_database
     name = "//later/ended"
     handle = begin(database, name)
@@ -517,7 +519,7 @@ def test_an_error_of_the_target_is_dropped_after_the_initiator_ended(
     assert waiting_messages(database) == 0
 
 
-def test_a_waiting_message_with_an_invalid_body(database: sb.Database) -> None:
+def test_a_waiting_message_with_an_invalid_body_is_an_error_once_the_service_exists(database: sb.Database) -> None:
     handle = begin(database, "//later/strict")
     database.send_batch(handle, ORDER, [b"fine"])
     database.send(handle, DOCUMENT, "<broken")
@@ -532,7 +534,7 @@ def test_a_waiting_message_with_an_invalid_body(database: sb.Database) -> None:
     assert waiting_messages(database) == 0
 
 
-def test_a_service_created_while_a_message_for_it_is_sent(database: sb.Database) -> None:
+def test_create_service_delivers_messages_of_an_uncommitted_sender(database: sb.Database) -> None:
     """The sender found no service, and commits after CREATE SERVICE has begun. Its message is delivered, too."""
     handle = begin(database, "//later/race")
     with database.transaction() as transaction:
@@ -545,7 +547,7 @@ def test_a_service_created_while_a_message_for_it_is_sent(database: sb.Database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2"]
 
 
-def test_a_message_sent_while_its_service_is_created(database: sb.Database) -> None:
+def test_send_waits_for_an_uncommitted_create_service(database: sb.Database) -> None:
     handle = begin(database, "//later/race2")
     with database.transaction() as transaction:
         transaction._do(_create_service(database, "//later/race2"))
@@ -564,7 +566,7 @@ def _create_service(database: sb.Database, name: str):
     yield from catalog.create_service(database.database_id, operation, queue.queue_id, database.user.principal_id)
 
 
-def test_a_conversation_cleaned_up_while_its_service_is_created(database: sb.Database) -> None:
+def test_create_service_delivers_nothing_of_a_conversation_that_is_cleaned_up(database: sb.Database) -> None:
     handle = begin(database, "//later/race3")
     database.send(handle, ORDER, b"x")
     with database.transaction() as transaction:
@@ -594,7 +596,9 @@ def test_sends_are_hot_updates(fresh_database: sb.Database) -> None:
 
 
 @pytest.mark.feature(54)
-def test_a_body_over_the_limit_is_refused_before_a_write(make_instance_url: Callable[..., str], clock: Clock) -> None:
+def test_a_body_over_the_limit_is_refused_and_writes_nothing(
+    make_instance_url: Callable[..., str], clock: Clock
+) -> None:
     with refused(402, "maximum_body"):
         sb.open(make_instance_url(), maximum_body=2**30)
     with sb.open(make_instance_url(), clock=clock, upkeep=None) as instance:

@@ -103,7 +103,7 @@ def test_begin_and_send_in_sql(database: sb.Database) -> None:
     database.end_conversation(handle)
 
 
-def test_a_message_of_a_type_that_the_peers_database_lacks(database: sb.Database) -> None:
+def test_a_message_type_that_the_peers_database_lacks_is_an_error_for_both_sides(database: sb.Database) -> None:
     near = define_standard_set(database.instance.database(f"Near{uuid4().hex}", create=True))
     far = database.instance.database(f"Far{uuid4().hex}", create=True)
     far.create_message_type(ORDER)
@@ -118,7 +118,7 @@ def test_a_message_of_a_type_that_the_peers_database_lacks(database: sb.Database
     assert len(errors(near.receive(ORDERS_QUEUE))) == 1
 
 
-def test_the_defaults_and_the_empty_body(database: sb.Database) -> None:
+def test_sql_verbs_have_the_defaults_of_the_python_verbs(database: sb.Database) -> None:
     database.create_service("//default", STOCK_QUEUE, [sb.DEFAULT])
     text = "select servicebroker.begin_dialog(broker_database => %s, from_service => %s, to_service => '//default')"
     handle = query(database, text, database.name, ORDERS)[0][0]
@@ -625,7 +625,7 @@ def test_a_trigger_sends_a_message(maintained_database: sb.Database) -> None:
 
 
 @pytest.mark.slow
-def test_concurrent_senders_in_sql_and_python(
+def test_concurrent_senders_in_sql_and_python_keep_the_order(
     make_instance_url: Callable[..., str], seeded_random: random.Random
 ) -> None:
     """No message is lost, duplicated or out of order on conversations with senders in SQL and Python."""

@@ -55,7 +55,9 @@ def queue_table(database: sb.Database, name: str) -> str:
 
 
 @pytest.mark.feature(62, 63, 67, 76, 77)
-def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random: random.Random) -> None:
+def test_readers_and_senders_with_rollbacks_receive_each_message_once_in_order(
+    database: sb.Database, seeded_random: random.Random
+) -> None:
     """4 senders and 8 readers on 16 conversations: each message is received once, in the order of its conversation."""
     tolerate_rollbacks(database)
     handles = [begin(database) for _ in range(16)]

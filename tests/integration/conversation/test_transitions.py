@@ -81,7 +81,7 @@ STATE_AFTER: dict[str, dict[str, str | None]] = {  # an END whose EndDialog need
 
 @pytest.mark.feature(98)
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_in_every_state(database: sb.Database, verb: str) -> None:
+def test_every_verb_leads_each_state_to_its_next_state_or_is_refused(database: sb.Database, verb: str) -> None:
     do, number = VERBS[verb]
     for wanted, after in STATE_AFTER[verb].items():
         handle, _ = create_endpoint(database, wanted)
@@ -144,7 +144,7 @@ def test_the_life_of_a_dialog_whose_target_ends_first(database: sb.Database) -> 
 
 @pytest.mark.feature(98)
 @pytest.mark.parametrize("ends", ["initiator", "target"])
-def test_an_error_on_either_side(database: sb.Database, ends: str) -> None:
+def test_an_error_of_either_side_moves_the_other_to_er(database: sb.Database, ends: str) -> None:
     initiator, target = open_dialog(database)
     first, second = (initiator, target) if ends == "initiator" else (target, initiator)
     database.end_conversation(first, error=(7, "failed"))

@@ -36,7 +36,7 @@ def follow(database: sb.Database, shown: Callable[[], list[str]]) -> None:
 
 @pytest.mark.both_apis
 @pytest.mark.feature(125)
-def test_the_status_of_a_waiting_message(database: sb.Database) -> None:
+def test_transmission_status_says_why_a_message_waits(database: sb.Database) -> None:
     text = "select transmission_status from sys.transmission_queue where broker_database = %s"
     follow(database, lambda: [status for (status,) in query(database, text, database.name)])
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.both_apis
 
 
 @pytest.mark.feature(10)
-def test_alter_message_type(database: sb.Database) -> None:
+def test_alter_message_type_changes_the_validation_for_other_processes(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     database.send(handle, ORDER, b"any")
     with sb.open(database.instance.url) as other:

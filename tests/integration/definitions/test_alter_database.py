@@ -99,7 +99,7 @@ def test_the_switches_are_shown(two: tuple[sb.Database, sb.Database]) -> None:
 
 
 @pytest.mark.feature(3)
-def test_new_broker(two: tuple[sb.Database, sb.Database]) -> None:
+def test_new_broker_ends_all_conversations_and_changes_the_identifier(two: tuple[sb.Database, sb.Database]) -> None:
     near, far = two
     text = "select service_broker_guid, is_broker_enabled from servicebroker.databases where database_id = %s"
     guid = query(far, text, far.database_id)[0][0]
@@ -149,7 +149,7 @@ def test_a_dialog_that_the_server_begins_beside_new_broker_has_it_too(database: 
 
 
 @pytest.mark.feature(4, 102)
-def test_error_broker_conversations(two: tuple[sb.Database, sb.Database]) -> None:
+def test_error_broker_conversations_puts_an_error_into_each_queue(two: tuple[sb.Database, sb.Database]) -> None:
     near, far = two
     handle = begin(near, f"//{far.name}")
     near.send(handle, ORDER, b"1")

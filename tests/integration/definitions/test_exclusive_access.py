@@ -293,7 +293,9 @@ def test_the_system_database_stays(instance: sb.Instance) -> None:
     assert instance.database("msdb").receive("ServiceBrokerQueue") == []
 
 
-def test_peers_in_other_databases(database: sb.Database, other_database: sb.Database) -> None:
+def test_dropping_a_database_drops_messages_to_it_and_fails_its_peers(
+    database: sb.Database, other_database: sb.Database
+) -> None:
     other_database.create_service("//there", STOCK_QUEUE, [CONTRACT])
     handle = begin(database, "//there")
     database.send(handle, ORDER, b"x")

@@ -248,7 +248,7 @@ def test_the_own_database_goes_before_others(database: sb.Database, other_databa
 
 
 @pytest.mark.feature(113)
-def test_each_conversation_chooses_one_of_several_databases(instance: sb.Instance) -> None:
+def test_conversations_spread_over_databases_with_the_same_service(instance: sb.Instance) -> None:
     name, chosen = f"//test/{uuid4().hex}", Counter[str]()
     sender, *homes = [define_standard_set(instance.database(f"d{n}_{uuid4().hex}", create=True)) for n in range(3)]
     for home in homes:

@@ -310,7 +310,7 @@ def test_drop_and_use_at_once_leave_no_type_without_its_collection(typed_databas
         typed_database.alter_message_type(DOCUMENT, "NONE")
 
 
-def test_the_views_of_collections(typed_database: sb.Database) -> None:
+def test_the_views_list_schema_collections_and_their_message_types(typed_database: sb.Database) -> None:
     ((number,),) = query(
         typed_database,
         "select xml_collection_id from sys.xml_schema_collections where broker_database = %s",

@@ -608,7 +608,7 @@ def test_a_verb_that_waits_for_a_lock_can_be_cancelled(loop: LoopBed) -> None:
 # --- many tasks ---------------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_transactions_at_once_on_four_connections(loop: LoopBed) -> None:
+def test_a_thousand_concurrent_transactions_use_four_connections(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         async def conversation(number: int) -> None:
             async with database.transaction() as transaction:

@@ -33,7 +33,7 @@ EXPECTED: list[tuple[Any, ...]] = [
 ]
 
 
-def test_statements_of_ours(database: sb.Database) -> None:
+def test_our_statements_clamp_times_that_python_cannot_represent(database: sb.Database) -> None:
     with connect(database.instance.url) as connection:
         for _ in range(2):
             assert list(running.fetch(connection, "t", TIMES)) == EXPECTED
@@ -42,7 +42,7 @@ def test_statements_of_ours(database: sb.Database) -> None:
         assert list(arrays) == [([LATEST, datetime(2030, 1, 1, tzinfo=UTC)],)]
 
 
-def test_statements_of_ours_in_asyncio(database: sb.Database) -> None:
+def test_our_statements_in_asyncio_clamp_times_that_python_cannot_represent(database: sb.Database) -> None:
     async def fetch_rows() -> list[Any]:
         async with await connect_aio(database.instance.url) as connection:
             return list(await fetch_aio(connection, "t", TIMES))

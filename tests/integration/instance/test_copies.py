@@ -101,7 +101,7 @@ def older(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.slow
-def test_between_versions_in_each_direction(
+def test_a_dump_is_restored_into_older_and_newer_versions_of_postgresql(
     copy: Path, older: Callable[[str], str], make_url: Callable[[], str], tmp_path: Path
 ) -> None:
     first, again, newer = older("first"), older("again"), make_url()

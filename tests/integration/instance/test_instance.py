@@ -284,7 +284,7 @@ def test_a_transaction_that_failed_inside_does_not_pretend_to_commit(database: s
     assert state(database, handle) == "SO"
 
 
-def test_a_verb_in_a_failed_transaction(database: sb.Database) -> None:
+def test_a_verb_in_a_failed_transaction_raises_instance_error(database: sb.Database) -> None:
     handle = begin(database)
     with pytest.raises(sb.InstanceError, match="begin it again"), database.transaction() as transaction:
         with pytest.raises(psycopg.errors.DivisionByZero):
@@ -322,7 +322,7 @@ def test_any_interruption_rolls_back(fresh_database: sb.Database, interruption: 
     assert leftovers(fresh_database) == {}
 
 
-def test_ctrl_c_in_the_middle_of_a_statement(database: sb.Database) -> None:
+def test_a_connection_is_usable_after_ctrl_c_in_a_statement(database: sb.Database) -> None:
     """The main thread waits for a lock when the signal comes. Its connection is usable afterwards."""
     handle, _ = open_dialog(database)
     with database.transaction() as holder:
@@ -340,7 +340,7 @@ def test_ctrl_c_in_the_middle_of_a_statement(database: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"held", b"after"]
 
 
-def test_ctrl_c_in_the_first_statement_of_a_transaction(database: sb.Database) -> None:
+def test_a_connection_is_usable_after_ctrl_c_in_the_first_statement(database: sb.Database) -> None:
     """BEGIN was sent together with a RECEIVE that waits for a lock."""
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"1")
@@ -363,7 +363,7 @@ def test_ctrl_c_in_the_first_statement_of_a_transaction(database: sb.Database) -
 
 
 @pytest.mark.parametrize("rows", [None, dict_row])
-def test_joining_a_transaction_of_the_application(database: sb.Database, rows: object) -> None:
+def test_verbs_join_a_transaction_of_the_application(database: sb.Database, rows: object) -> None:
     initiator, target = open_dialog(database)
     options = {"row_factory": rows} if rows else {}
     with psycopg.connect(database.instance.url, **options) as connection:  # type: ignore[call-overload]
@@ -385,7 +385,7 @@ def test_joining_a_transaction_of_the_application(database: sb.Database, rows: o
     database.end_conversation(second, cleanup=True)
 
 
-def test_joining_under_a_savepoint_of_the_application(database: sb.Database) -> None:
+def test_a_rolled_back_savepoint_undoes_the_verbs_after_it(database: sb.Database) -> None:
     handle = begin(database)
     with psycopg.connect(database.instance.url) as connection:
         joined = database.join(connection)
@@ -419,7 +419,7 @@ def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(d
 
 @pytest.mark.parametrize("autocommit", [False, True])
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_joining_a_connection_of_another_encoding(fresh_database: sb.Database, encoding: str, autocommit: bool) -> None:
+def test_a_joined_connection_keeps_its_encoding(fresh_database: sb.Database, encoding: str, autocommit: bool) -> None:
     """The verbs accept and return any name, and the connection keeps its encoding."""
     fresh_database.define(
         {

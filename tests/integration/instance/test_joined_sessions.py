@@ -105,7 +105,7 @@ def test_a_received_group_is_free_when_the_session_has_ended(database: sb.Databa
     assert waiting(database) == [b"1"]
 
 
-def test_a_connection_of_sqlalchemy(database: sb.Database, engine: sqlalchemy.Engine) -> None:
+def test_verbs_join_a_connection_of_sqlalchemy(database: sb.Database, engine: sqlalchemy.Engine) -> None:
     handle = begin(database)
     with engine.begin() as connection:
         with pytest.raises(Undo), connection.begin_nested():
@@ -125,7 +125,7 @@ def in_asyncio(url: str, work: Callable[[sb.AsyncDatabase, UUID], Coroutine[Any,
     asyncio.run(run())
 
 
-def test_sessions_of_asyncio(make_instance_url: Callable[..., str]) -> None:
+def test_verbs_join_asyncio_sessions_of_sqlalchemy(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url(1)
 
     async def work(database: sb.AsyncDatabase, handle: UUID) -> None:
@@ -224,7 +224,7 @@ with sb.open(url) as instance:
 
 
 @pytest.mark.parametrize("zone", ["tz", "naive"])
-def test_django(make_instance_url: Callable[..., str], zone: str) -> None:
+def test_verbs_join_a_transaction_of_django(make_instance_url: Callable[..., str], zone: str) -> None:
     result = subprocess.run(
         [sys.executable, "-c", DJANGO, make_instance_url(1), zone], capture_output=True, text=True, check=False
     )

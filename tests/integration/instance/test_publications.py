@@ -60,7 +60,7 @@ def blocking(database: sb.Database) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("retention", [False, True])
-def test_the_verbs_under_a_publication_for_all_tables(fresh_database: sb.Database, retention: bool) -> None:
+def test_verbs_work_under_a_publication_for_all_tables(fresh_database: sb.Database, retention: bool) -> None:
     database = fresh_database
     run_sql(database, "create publication everything for all tables")
     for queue in (ORDERS_QUEUE, STOCK_QUEUE):

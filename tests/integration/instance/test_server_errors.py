@@ -50,7 +50,7 @@ def test_pg_stat_activity_shows_the_statement_name(database: sb.Database) -> Non
         assert query(database, "select query from pg_stat_activity where pid = %s", pid) == [("select 1",)]
 
 
-def test_a_statement_timeout_under_a_verb(database: sb.Database) -> None:
+def test_a_statement_timeout_under_a_verb_is_an_instance_error(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as holder:
         holder.send(handle, ORDER, b"x")
@@ -105,7 +105,7 @@ def test_our_own_sessions_are_not_cut_by_the_roles_timeouts(make_instance_url: C
 
 
 @pytest.mark.parametrize("setting", TIMEOUTS)
-def test_an_application_under_timeouts_of_its_role(make_instance_url: Callable[..., str], setting: str) -> None:
+def test_an_application_works_under_timeouts_of_its_role(make_instance_url: Callable[..., str], setting: str) -> None:
     """A reader waits as long as it wants; a transaction that is cut says why, and the next one works."""
     url = make_instance_url(1)
     name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]

@@ -188,7 +188,7 @@ def test_actions_of_operators_are_audited(database: sb.Database) -> None:
     assert [entry.act for entry in acts(database, str(other))] == ["END CONVERSATION WITH ERROR"]
 
 
-def test_replayed_and_discarded_messages_without_their_bodies(database: sb.Database) -> None:
+def test_the_audit_of_replayed_and_discarded_messages_has_no_bodies(database: sb.Database) -> None:
     handle = begin(database)
     for body in (b"secret one", b"secret two"):
         database.send(handle, ORDER, body)

@@ -193,7 +193,7 @@ def test_messages_whose_way_is_free(fresh_database: sb.Database, clock: Clock) -
     assert numbers(instance) == set()  # the background task may be about to do it
 
 
-def test_the_command(fresh_database: sb.Database) -> None:
+def test_check_reports_problems_and_its_exit_code(fresh_database: sb.Database) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         return run_command("check", "--instance", instance.url, *options)
 

@@ -54,7 +54,7 @@ def test_without_the_role_nothing_is_done_and_no_body_shown(
     assert state(database, far) == "CO"
 
 
-def test_signing_in(browse: Callable[..., Browser]) -> None:
+def test_pages_need_a_session_that_ends_with_sign_out(browse: Callable[..., Browser]) -> None:
     browser = browse(Role.SEE, token="the token")
     for path in PAGES:
         answer = browser.get(f"/{path}", follow_redirects=False)

@@ -118,7 +118,7 @@ def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database
     assert "No matching conversations." in browser.text("i/0/conversations", service="nowhere", state="ER")
 
 
-def test_each_act_on_a_conversation(database: sb.Database, browser: Browser) -> None:
+def test_each_action_on_a_conversation_does_what_its_button_says(database: sb.Database, browser: Browser) -> None:
     def press(shown: UUID, act: str, **typed: str) -> str:
         return browser.press(browser.page("i/0/conversation", handle=shown), act, **typed)
 

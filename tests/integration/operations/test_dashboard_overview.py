@@ -269,7 +269,7 @@ def test_an_instance_is_named_without_its_password(target: str, name: str) -> No
     assert shown_name(target) == name
 
 
-def test_several_instances_and_an_application_that_mounts_them(
+def test_an_application_mounts_a_dashboard_of_several_instances(
     database: sb.Database, make_instance_url: Callable[..., str]
 ) -> None:
     dashboard = Dashboard(

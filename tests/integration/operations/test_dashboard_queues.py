@@ -104,7 +104,7 @@ def test_looking_stops_no_reader(database: sb.Database) -> None:
         database.alter_queue(STOCK_QUEUE, status=False)
 
 
-def test_switching_a_queue(database: sb.Database, browser: Browser) -> None:
+def test_a_queue_is_switched_off_and_on(database: sb.Database, browser: Browser) -> None:
     name = {"database": database.name, "queue": f"dbo.{STOCK_QUEUE}"}
     assert "OFF" in browser.press(browser.page("i/0/queue", **name), "switch")
     with pytest.raises(sb.BrokerError):

@@ -64,7 +64,7 @@ def test_a_server_that_became_read_only_is_named(make_url: Callable[[], str]) ->
 
 
 @pytest.mark.feature(202)
-def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) -> None:
+def test_doctor_reports_problems_of_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) -> None:
     database, instance = fresh_database, fresh_database.instance
     code, text = run_doctor(instance)
     assert (code, "fsync is off" in text, text.count("\n  ")) == (1, True, 1)  # the server of the tests

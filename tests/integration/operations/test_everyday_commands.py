@@ -55,7 +55,7 @@ def refusal_of(*arguments: str) -> str:
     return f"{result.output} {result.exception}"
 
 
-def test_a_message_there_and_back() -> None:
+def test_send_peek_and_receive_a_message() -> None:
     handle = run("send", "tea & pots", *DIALOG, "--type", ORDER).strip()
     assert json.loads(run("send", "-", "--conversation", handle, "--type", ORDER, "--json", given="more")) == {
         "conversation_handle": handle,
@@ -69,7 +69,7 @@ def test_a_message_there_and_back() -> None:
     assert run("receive", STOCK_QUEUE) == "No message available.\n"
 
 
-def test_queues_and_services() -> None:
+def test_create_alter_and_drop_queues_and_services() -> None:
     run("queue", "create", "Extra", "--retention")
     run("queue", "create", "extra", "--exist-ok")
     run("service", "create", "//test/Extra", "--queue", "Extra", "--contract", "DEFAULT")
@@ -83,7 +83,7 @@ def test_queues_and_services() -> None:
     assert "Extra" not in run("queue", "list") + run("service", "list")
 
 
-def test_databases() -> None:
+def test_create_alter_list_and_drop_databases() -> None:
     run("database", "create", "Extra")
     run("database", "create", "extra", "--exist-ok")
     run("database", "alter", "Extra", "--off", "--honor-broker-priority")
@@ -96,7 +96,7 @@ def test_databases() -> None:
     assert "Extra" not in run("database", "list")
 
 
-def test_the_endpoint() -> None:
+def test_create_show_alter_and_drop_the_endpoint() -> None:
     assert run("endpoint", "show") == "No endpoint yet: this instance exchanges no messages with other instances.\n"
     assert json.loads(run("endpoint", "show", "--json")) == {"endpoint": None}
     run("endpoint", "create", "Broker", "--port", "4022", "--ip", "127.0.0.1")
@@ -111,7 +111,7 @@ def test_the_endpoint() -> None:
     run("endpoint", "drop", "Broker")
 
 
-def test_a_mistyped_target_is_asked_about_and_removed() -> None:
+def test_send_warns_of_a_mistyped_target_and_prints_how_to_remove_the_message() -> None:
     mistyped = [STOCK[:-1] if part == STOCK else part for part in DIALOG]
     handle, warning = run("send", "x", *mistyped, "--type", ORDER).splitlines()
     assert warning.startswith("The message waits: ")
@@ -147,7 +147,7 @@ def test_purge_deletes_all_messages_and_ends_ended_conversations() -> None:
     assert run("peek", STOCK_QUEUE) == "No message available.\n"
 
 
-def test_status_is_shown_again_and_again(target: str) -> None:
+def test_status_watch_repeats_until_terminated(target: str) -> None:
     with Command("status", "--watch", "0.1", "--json", stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         shown = [json.loads(running.stdout.readline())["is_standby"] for _ in range(3)]
@@ -159,7 +159,7 @@ def test_status_is_shown_again_and_again(target: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"), [("que", "queue"), ("queue al", "alter"), ("worker --con", "--concurrency")]
 )
-def test_the_shell_completes(typed: str, offered: str) -> None:
+def test_the_shell_completes_words(typed: str, offered: str) -> None:
     program = "import sys; sys.argv = ['servicebroker']; from servicebroker.cli.main import main; main()"
     words = f"servicebroker {typed}"
     asked = {"_SERVICEBROKER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
@@ -261,7 +261,7 @@ WRONG_USAGE: list[tuple[list[str], str]] = [  # raised by the option parser, wit
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG_USAGE, ids=[" ".join(usage) for usage, _ in WRONG_USAGE])
-def test_wrong_usage_is_told_from_the_rest(arguments: list[str], words: str) -> None:
+def test_wrong_usage_exits_with_code_2(arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 2
     assert words in " ".join(result.output.replace("│", " ").split())
@@ -290,7 +290,7 @@ def test_a_mistake_is_one_sentence(
     assert "Traceback" not in output.err + output.out
 
 
-def test_every_command_stands_in_one_group_of_the_help() -> None:
+def test_every_command_is_in_exactly_one_group_of_the_help() -> None:
     assert sorted(name for names in main.GROUPS.values() for name in names) == sorted(main.COMMANDS)
 
 

@@ -61,7 +61,7 @@ def test_metrics_read_from_postgresql(fresh_database: sb.Database) -> None:
     assert scrape(url)[f"servicebroker_queue_off{of}"] == 1
 
 
-def test_events_of_readers_and_of_poison() -> None:
+def test_events_of_readers_and_of_poison_are_counted() -> None:
     events = Events()
     events.subscribe(metrics.count_event)
 

@@ -118,7 +118,7 @@ def test_nor_does_a_url_that_is_none(empty_folder: Path) -> None:
     assert [path.name for path in empty_folder.iterdir()] == ["pipeline.toml"]
 
 
-def test_nor_the_activator(empty_folder: Path) -> None:
+def test_the_activator_creates_no_instance_in_an_empty_folder(empty_folder: Path) -> None:
     Path("activator.toml").write_text(ACTIVATOR)
     assert "There is no instance in" in refusal_of("activator", "activator.toml")
     assert [path.name for path in empty_folder.iterdir()] == ["activator.toml"]

@@ -95,7 +95,9 @@ def count_trace_contexts(database: sb.Database) -> int:
 
 
 @pytest.mark.both_apis
-def test_one_trace_through_a_transaction_and_its_reply(database: sb.Database, span_recorder: SpanRecorder) -> None:
+def test_a_trace_continues_through_a_transaction_and_its_reply(
+    database: sb.Database, span_recorder: SpanRecorder
+) -> None:
     handle = begin(database)
     with span_recorder.tracer.start_as_current_span("web request"):
         database.send(handle, ORDER, b"1")

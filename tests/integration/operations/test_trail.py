@@ -65,7 +65,7 @@ def test_off_it_is_not_there(database: sb.Database) -> None:
     assert database.instance.check().findings == []
 
 
-def test_the_life_of_a_conversation(database: sb.Database) -> None:
+def test_the_trail_shows_the_life_of_a_conversation(database: sb.Database) -> None:
     assert "every conversation" in command(database, "on")
     handle = begin(database)
     with database.transaction() as tx:

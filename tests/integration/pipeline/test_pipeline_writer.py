@@ -492,7 +492,7 @@ def test_a_body_that_breaks_its_type_fails_its_conversation_alone(feed, caplog, 
     assert receive_all(feed, feed.reply_queue) == []
 
 
-def test_every_body_breaks_its_type(feed):
+def test_errors_report_bodies_that_all_break_their_type(feed):
     arguments = require_xml(feed)
     write(feed, rows(b"<1", b"<2", b"<3"), writer="no xml", **arguments)
     messages = receive_everything(feed)
@@ -500,7 +500,7 @@ def test_every_body_breaks_its_type(feed):
     assert len(messages) == 3
 
 
-def test_too_many_bodies_that_break_their_type(feed, monkeypatch):
+def test_a_batch_with_too_many_invalid_bodies_is_refused_whole(feed, monkeypatch):
     """Each invalid body fails one conversation, and a failed conversation holds locks until COMMIT."""
     monkeypatch.setattr(sending, "MAX_REFUSALS_PER_SLOT", 2)
     arguments = require_xml(feed) | {"writer": "all bad"}

@@ -80,7 +80,7 @@ def status(pair: Pair, handle: Any) -> str:
 
 
 @pytest.mark.feature(158, 161)
-def test_full_security(pair: Pair, tmp_path: Path) -> None:
+def test_full_security_encrypts_and_authenticates_both_sides(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     handle = talk(pair, SECRET)
     pair.west.round([])
@@ -138,7 +138,7 @@ def test_full_security(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.feature(159, 161)
-def test_anonymous_security(pair: Pair, tmp_path: Path) -> None:
+def test_anonymous_security_encrypts_without_a_certificate_of_the_initiator(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path, anonymous=True)
     pair.west.database.drop_certificate("orders")  # an anonymous initiator shows no certificate
     handle = talk(pair, SECRET)
@@ -238,7 +238,7 @@ def test_why_messages_wait_and_that_they_leave_when_it_is_mended(pair: Pair, tmp
 
 
 @pytest.mark.feature(162)
-def test_no_master_key(pair: Pair, tmp_path: Path) -> None:
+def test_messages_wait_while_a_master_key_is_missing(pair: Pair, tmp_path: Path) -> None:
     """The initiator cannot store a session key (28051). The target cannot decrypt it: the message waits (28054)."""
     introduce(pair, tmp_path, anonymous=True)
     west, east = pair.west.database, pair.east.database
@@ -406,7 +406,9 @@ def test_a_source_without_a_signature_is_a_corrupted_message(
 
 
 @pytest.mark.feature(158)
-def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_known_and_valid_certificates_are_accepted(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Both sides must have imported the certificate of the other side, and it must not have expired."""
     introduce(pair, tmp_path)
     west, east = pair.west.database, pair.east.database
@@ -664,7 +666,7 @@ def test_the_status_reports_a_missing_certificate_of_the_target(pair: Pair, tmp_
     assert status(pair, handle) == ""
 
 
-def test_bodies_of_every_size(pair: Pair, tmp_path: Path) -> None:
+def test_encrypted_bodies_of_every_size_arrive(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     sizes = [0, 1, 70_000, 5, 300_000]
     handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)

@@ -374,7 +374,7 @@ def test_a_login_is_its_user_in_every_database(shop: sb.Database, session: Sessi
     ]
 
 
-def test_impersonate_on_a_login(shop: sb.Database, session: Session) -> None:
+def test_execute_as_login_needs_impersonate_on_the_login(shop: sb.Database, session: Session) -> None:
     session.execute("USE Shop CREATE USER Chief FOR LOGIN chief USE master EXECUTE AS LOGIN = 'visitor'")
     with refused(15406, "chief"):
         session.execute("EXECUTE AS LOGIN = 'chief'")
@@ -401,7 +401,7 @@ def test_impersonate_on_a_login(shop: sb.Database, session: Session) -> None:
     session.execute("REVERT DROP USER Chief")
 
 
-def test_server_permissions_of_a_login(shop: sb.Database, session: Session) -> None:
+def test_server_statements_need_their_server_permissions(shop: sb.Database, session: Session) -> None:
     for permission, script, number, undo in [
         ("CREATE ANY DATABASE", "CREATE DATABASE Fresh", 262, "DROP DATABASE Fresh"),
         ("ALTER ANY LOGIN", "CREATE LOGIN fresh WITH PASSWORD = 'x'", 15247, "DROP LOGIN fresh"),

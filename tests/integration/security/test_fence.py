@@ -38,7 +38,7 @@ def names_of(two_roles: TwoRoles, connection: psycopg.Connection[Any]) -> dict[s
     return {"role": MALLORY, "victim": ALICE, "owner": owner, "database": connection.info.dbname}
 
 
-def test_every_statement_on_every_object(two_roles: TwoRoles) -> None:
+def test_a_hostile_role_changes_and_reads_nothing_of_others_by_any_statement(two_roles: TwoRoles) -> None:
     conversation(two_roles, "Alice", "Vault", SECRET)
     with (
         two_roles.database.instance.connection() as owner,

@@ -113,7 +113,7 @@ def test_authorization_names_another_owner(database: sb.Database, app: sb.Databa
         ("route", ROUTE),
     ],
 )
-def test_alter_authorization(database: sb.Database, app: sb.Database, kind: str, name: str) -> None:
+def test_alter_authorization_changes_the_owner(database: sb.Database, app: sb.Database, kind: str, name: str) -> None:
     on = {kind: name}
     database.create_user("Other")
     database.grant("CONTROL", "Other", **on)
@@ -184,7 +184,7 @@ OF_KIND = {"service": "SEND", "queue": "RECEIVE", "contract": "REFERENCES", "mes
 
 @pytest.mark.feature(27)
 @pytest.mark.parametrize(("kind", "name", "number"), KINDS)
-def test_grant_deny_and_revoke_on_each_kind(
+def test_grant_deny_and_revoke_change_the_permissions_of_each_kind(
     database: sb.Database, app: sb.Database, kind: str, name: str, number: int
 ) -> None:
     on = {kind: name}
@@ -244,7 +244,7 @@ def test_a_user_without_grant_option_cannot_grant(database: sb.Database, app: sb
 
 @pytest.mark.both_apis
 @pytest.mark.feature(27)
-def test_grant_option_and_cascade(database: sb.Database, app: sb.Database) -> None:
+def test_revoke_cascades_to_permissions_of_the_grant_option(database: sb.Database, app: sb.Database) -> None:
     for name in ("B", "C"):
         database.create_user(name)
     b = as_user(database, "B")

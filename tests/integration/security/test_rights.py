@@ -209,7 +209,7 @@ def test_a_refusal_leaves_the_transaction_usable(shop: sb.Database, url: str) ->
         assert sb.read_error(error.message_body) == (7, "<&> \U0001f4a5")
 
 
-def test_poison_detection_of_the_role(shop: sb.Database, url: str) -> None:
+def test_rollbacks_of_a_restricted_role_disable_the_queue(shop: sb.Database, url: str) -> None:
     with sb.open(url) as instance:
         app = instance.database("Shop")
         handle = app.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Contract")
@@ -227,7 +227,7 @@ def test_poison_detection_of_the_role(shop: sb.Database, url: str) -> None:
         assert bodies(app.receive("OrdersQueue")) == [b"answer"]
 
 
-def test_a_poison_policy_of_the_role(shop: sb.Database, url: str) -> None:
+def test_a_poison_policy_of_a_restricted_role_makes_a_dead_letter(shop: sb.Database, url: str) -> None:
     def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
         raise ValueError("no")
 

@@ -50,7 +50,7 @@ def test_a_master_key_is_opened_by_the_service_master_key(secure: sb.Database) -
 
 
 @pytest.mark.both_apis
-def test_opened_by_its_password(secure: sb.Database) -> None:
+def test_a_master_key_without_the_service_key_is_opened_by_its_password(secure: sb.Database) -> None:
     secure.alter_master_key(service_master_key=False)
     assert rows(secure, "crypt_type", "key_encryptions") == [("ESKP",)]
     with refused(15581):
@@ -153,7 +153,7 @@ def test_a_certificate_is_valid_for_a_calendar_year(
     assert rows(secure, "start_date, expiry_date", "certificates") == dates
 
 
-def test_out_of_one_database_into_another(secure: sb.Database, tmp_path: Path) -> None:
+def test_a_certificate_is_exported_and_imported_into_another_database(secure: sb.Database, tmp_path: Path) -> None:
     """A certificate is exported alone or with its key, and recognized at the second import."""
     secure.create_certificate("stock")
     secure.backup_certificate(
@@ -209,7 +209,7 @@ def test_files_that_are_no_certificates(secure: sb.Database, tmp_path: Path) -> 
     assert rows(secure, "name", "certificates") == []
 
 
-def test_alter_certificate(secure: sb.Database, tmp_path: Path) -> None:
+def test_alter_certificate_changes_the_encryption_of_its_private_key(secure: sb.Database, tmp_path: Path) -> None:
     secure.create_certificate("c", encryption_password=PASSWORD)
 
     def kind() -> list[tuple[object, ...]]:
@@ -241,7 +241,7 @@ def test_alter_certificate(secure: sb.Database, tmp_path: Path) -> None:
 
 @pytest.mark.both_apis
 @pytest.mark.feature(30)
-def test_remote_service_bindings(secure: sb.Database) -> None:
+def test_remote_service_bindings_are_created_altered_and_dropped(secure: sb.Database) -> None:
     secure.create_user("Remote")
     secure.create_role("Team")
     secure.create_remote_service_binding("ToStock", to_service=STOCK, user=APP, authorization=APP)

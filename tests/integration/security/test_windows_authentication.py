@@ -250,7 +250,7 @@ def test_the_daemon_logs_which_certificate_it_presents(two: Two) -> None:
 # ---------------------------------------------------------------- the command line
 
 
-def test_the_command_line_of_a_domain(two: Two, tmp_path: Path) -> None:
+def test_domain_commands_create_invite_join_and_revoke(two: Two, tmp_path: Path) -> None:
     west, folder = two.west, str(tmp_path / "corp")
     assert "The domain CORP is in" in domain(west, "create", "--folder", folder, "--name", "CORP")
     assert "has no members yet" in domain(west, "show", "--folder", folder)

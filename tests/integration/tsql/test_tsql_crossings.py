@@ -83,7 +83,7 @@ class Nested:
         return 0
 
 
-def test_nested_transactions_and_savepoints(mill: sb.Database, seeded_random: random.Random) -> None:
+def test_nested_transactions_and_savepoints_agree_with_a_model(mill: sb.Database, seeded_random: random.Random) -> None:
     for _ in range(60):
         nested, script, wanted = Nested(), ["DELETE T"], list[Any]()
         for step in seeded_random.choices(STEPS, k=10):
@@ -187,7 +187,7 @@ FAILED = {  # statements that fail and do not end the batch, with the number of 
 }
 
 
-def test_rowcount_and_error_after_each_statement(mill: sb.Database) -> None:
+def test_each_statement_sets_rowcount_and_error(mill: sb.Database) -> None:
     many = "SELECT 1 UNION SELECT 2 UNION SELECT 3"
     texts = {text: (rows, 0) for text, rows in ROWCOUNTS.items()} | {text: (0, error) for text, error in FAILED.items()}
     script = ["DELETE T DECLARE @x INT, @rows INT, @error INT DECLARE @found TABLE (place INT, rows INT, error INT)"]

@@ -60,7 +60,7 @@ def numbers(instance: sb.Instance) -> sb.Database:
         ("SELECT CAST(9999999 AS datetime)", 8115, "to data type datetime."),
     ],
 )
-def test_conversions_that_overflow(numbers: sb.Database, script: str, number: int, text: str) -> None:
+def test_conversions_that_overflow_are_refused(numbers: sb.Database, script: str, number: int, text: str) -> None:
     error = failing(numbers, script)
     assert (error.number, text in error.text) == (number, True), error
 
@@ -71,7 +71,7 @@ def test_try_conversions_and_years_have_no_range_errors(numbers: sb.Database) ->
     assert rows(numbers, "SELECT CONVERT(datetime, '31/12/2024', 103), ISDATE('20240231')")[0][1] == 0
 
 
-def test_alter_database_of_a_missing_database(numbers: sb.Database) -> None:
+def test_statements_about_a_missing_database_are_refused(numbers: sb.Database) -> None:
     assert output_of(numbers, "ALTER DATABASE Nowhere SET ENABLE_BROKER PRINT @@ERROR") == [5011, 5069, "5069"]
     assert output_of(numbers, "ALTER DATABASE Nowhere SET RECOVERY SIMPLE") == [5011, 5069]
     caught = "BEGIN TRY ALTER DATABASE Nowhere SET NEW_BROKER END TRY BEGIN CATCH SELECT ERROR_NUMBER() END CATCH"
@@ -254,7 +254,7 @@ def test_the_types_of_events_are_listed(db: sb.Database) -> None:
     assert rows(db, "SELECT is_user_process FROM sys.dm_exec_sessions WHERE session_id = @@SPID") == [(1,)]
 
 
-def test_a_computed_column_with_a_fixed_length(db: sb.Database) -> None:
+def test_a_computed_column_with_a_fixed_length_is_padded(db: sb.Database) -> None:
     db.execute_tsql("""
         CREATE TABLE T (a varchar(9), x xml, b AS CAST(LEFT(a, 1) AS char(3)), c AS x.value('(/a/@b)[1]', 'nchar(2)'))
         INSERT T (a, x) VALUES ('hello', '<a b="q"/>')

@@ -424,7 +424,7 @@ def test_a_compound_assignment_is_of_the_column_that_is_set(db: sb.Database) -> 
     SELECT Qty FROM Held""") == [[(-9,)]]  # fmt: skip
 
 
-def test_dates_after_the_last_overflow(db: sb.Database) -> None:
+def test_dates_after_the_last_are_refused(db: sb.Database) -> None:
     assert output_of(db, "SELECT DATEADD(year, 150, CAST('99001226' AS datetime))") == [517]
     assert output_of(db, "SELECT CAST('10000-01-01' AS datetime2)") == [242]
 

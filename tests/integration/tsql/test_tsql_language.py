@@ -258,7 +258,7 @@ def test_functions_in_from_need_no_schema(db: sb.Database) -> None:
     assert error_number(db, "SELECT * FROM NoSuch(1)") == 208
 
 
-def test_the_catalog_of_another_database(db: sb.Database) -> None:
+def test_a_query_reads_the_catalog_of_another_database(db: sb.Database) -> None:
     queues = "SELECT COUNT(*) FROM {}.sys.service_queues WHERE name = 'OnlyHere' AND is_receive_enabled = 'true'"
     db.execute_tsql("CREATE QUEUE OnlyHere")
     both = f"SELECT ({queues.format('msdb')}), ({queues.format('Db')})"
@@ -454,7 +454,7 @@ def test_invalid_values_are_refused(db: sb.Database, script: str, number: int) -
     assert said == ([number] if number in (102, 4145) else [])
 
 
-def test_queries_in_parentheses_and_braces(db: sb.Database) -> None:
+def test_queries_in_parentheses_and_braces_run(db: sb.Database) -> None:
     assert db.execute_tsql("(SELECT 2 AS n) UNION ALL (SELECT 1) ORDER BY n").rows == [(1,), (2,)]
     joined = "{oj (VALUES (1), (2)) AS a (n) LEFT OUTER JOIN (VALUES (2)) AS b (n) ON b.n = a.n}"
     assert db.execute_tsql(f"SELECT a.n FROM {joined} WHERE b.n IS NULL").rows == [(1,)]
@@ -472,7 +472,7 @@ def test_sp_executesql_returns_the_number_of_its_error(db: sb.Database, script: 
     assert (number > 0) is (script != "SELECT 1")
 
 
-def test_rows_of_nothing_but_null(db: sb.Database) -> None:
+def test_insert_accepts_rows_of_only_null(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Nulls (v int, d date)")
     script = """INSERT Nulls (v) SELECT NULL UNION ALL SELECT NULL
     INSERT Nulls SELECT DISTINCT NULL, NULL FROM Nulls
@@ -619,7 +619,7 @@ def test_an_error_of_level_20_ends_the_batch(db: sb.Database) -> None:
         assert session.execute("SELECT level FROM Went_on").rows == [(19,)]
 
 
-def test_states_of_errors_about_temporary_procedures(db: sb.Database) -> None:
+def test_errors_about_temporary_procedures_have_the_states_of_sql_server(db: sb.Database) -> None:
     with Session(db) as session:
         session.execute("CREATE PROCEDURE #p AS RETURN")
         for text, number, state in (

@@ -150,7 +150,7 @@ def test_certificates_of_master_and_refused_changes(sides: tuple[Side, Side]) ->
         ("CERTIFICATE WINDOWS NTLM", "CERTIFICATE, NTLM"),
     ],
 )
-def test_authentication_methods_of_an_endpoint(master: sb.Database, method: str, shown: str) -> None:
+def test_create_endpoint_accepts_each_authentication_method(master: sb.Database, method: str, shown: str) -> None:
     statement = (
         "CREATE ENDPOINT e STATE = STARTED AS TCP (LISTENER_PORT = 4022) "
         f"FOR SERVICE_BROKER (AUTHENTICATION = {method}, ENCRYPTION = REQUIRED)"

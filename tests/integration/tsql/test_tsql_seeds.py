@@ -175,7 +175,7 @@ def process(database: sb.Database) -> list[int]:
     return [item.number for item in results if isinstance(item, TsqlError)]
 
 
-def test_002_good_failing_and_unknown_messages(expenses):
+def test_002_good_messages_are_handled_and_the_queue_stays_on(expenses):
     good, bad, unknown = (
         begin_expenses(expenses, "dinner"),
         begin_expenses(expenses, "broken"),

@@ -341,7 +341,7 @@ def test_xact_abort_dooms_in_try(database):
     assert texts(database, script) == ["-1", "2627", "3930", "0"]
 
 
-def test_procedures(database):
+def test_procedures_have_defaults_output_and_return_values(database):
     database.execute_tsql(
         """
         CREATE PROCEDURE dbo.Twice @n INT, @text NVARCHAR(20) = N'none', @result INT = NULL OUTPUT AS
@@ -416,7 +416,7 @@ def test_errors_name_unsupported_statements(database):
     assert failing(database, "SET NONSENSE ON").number == 195
 
 
-def test_inside_a_transaction_of_the_application(database):
+def test_a_script_runs_inside_a_transaction_of_the_application(database):
     with database.transaction() as transaction:
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         results = transaction.execute_tsql(
@@ -427,7 +427,7 @@ def test_inside_a_transaction_of_the_application(database):
     assert len(database.receive(STOCK_QUEUE)) == 1
 
 
-def test_ddl_of_broker_objects(instance, database):
+def test_broker_objects_are_created_altered_and_dropped(instance, database):
     name = database.name
     database.execute_tsql(
         f"""

@@ -121,7 +121,7 @@ def test_rowcount_and_merge(db: sb.Database) -> None:
 @pytest.mark.parametrize(
     ("options", "seen"), [("", 5), ("DYNAMIC", 5), ("FAST_FORWARD", 5), ("STATIC", 3), ("KEYSET", 3)]
 )
-def test_rowcount_and_cursors(db: sb.Database, options: str, seen: int) -> None:
+def test_set_rowcount_limits_static_and_keyset_cursors(db: sb.Database, options: str, seen: int) -> None:
     script = f"DECLARE c CURSOR {options} FOR SELECT Id FROM T SET ROWCOUNT 3 OPEN c SELECT @@CURSOR_ROWS"
     assert output_of(db, script) == [[(seen,)]]
 
@@ -132,7 +132,7 @@ def test_rowcount_ends_with_its_procedure(db: sb.Database) -> None:
     assert output_of(db, "SET ROWCOUNT -1") == [102]
 
 
-def test_implicit_transactions(db: sb.Database) -> None:
+def test_implicit_transactions_stay_open_until_commit(db: sb.Database) -> None:
     db.execute_tsql("CREATE QUEUE Q")
     output = output_of(
         db,

@@ -24,7 +24,7 @@ def test_a_queue_as_tools_write_it(database: sb.Database) -> None:
     assert database.execute_tsql("SELECT COUNT(*) FROM sys.service_queues WHERE name = 'written'").rows == [(1,)]
 
 
-def test_current_database_in_small_letters(database: sb.Database) -> None:
+def test_current_database_may_be_written_in_small_letters(database: sb.Database) -> None:
     script = """
     CREATE QUEUE Small; CREATE SERVICE Small ON QUEUE Small ([DEFAULT]);
     DECLARE @h UNIQUEIDENTIFIER;
@@ -125,7 +125,7 @@ def test_roles_and_permissions_that_nothing_here_asks_for(database: sb.Database)
     assert output_of(database, owner) == [[(0,)], [(1, 1, None, 1)], [(0, None)]]
 
 
-def test_constraints_of_a_table_without_the_comma_before_them(database: sb.Database) -> None:
+def test_table_constraints_need_no_comma_before_them(database: sb.Database) -> None:
     script = """
     CREATE TABLE Keyed (A INT NOT NULL, B INT NOT NULL INDEX ByB NONCLUSTERED PRIMARY KEY (A, B));
     CREATE TABLE Pointing (A INT, B INT CONSTRAINT ToKeyed FOREIGN KEY (A, B) REFERENCES Keyed (A, B));
@@ -291,7 +291,7 @@ def test_messages_and_modules_are_shown(database: sb.Database) -> None:
     assert (files, sessions) == ([(2,)], [(1,)])
 
 
-def test_rowversion(database: sb.Database) -> None:
+def test_rowversion_grows_with_each_update(database: sb.Database) -> None:
     script = """
     CREATE TABLE Stamped (Id INT PRIMARY KEY, Name NVARCHAR(10), Stamp ROWVERSION NOT NULL)
     INSERT Stamped (Id, Name) VALUES (1, 'a'), (2, 'b')
@@ -324,7 +324,7 @@ def test_certificates_travel_as_data(instance: sb.Instance, database: sb.Databas
     assert items == [[("NA", "CN=Own")], 102]
 
 
-def test_dates_beside_numbers_and_parameters_of_templates(database: sb.Database) -> None:
+def test_dates_compare_with_numbers_and_template_parameters_are_refused(database: sb.Database) -> None:
     script = """
     DECLARE @elapsed DATETIME = GETDATE() - GETDATE(), @limit INT = 5
     IF @elapsed > @limit PRINT 'late' ELSE PRINT 'in time'
@@ -401,7 +401,7 @@ def test_guids_of_brokers_are_compared_without_case_however_they_are_written(dat
     assert output_of(database, script) == [[("Away",)], [("Near",)], [("Away", "Away")]]
 
 
-def test_all_columns_of_a_message_beside_others(database: sb.Database) -> None:
+def test_receive_returns_a_star_beside_other_columns(database: sb.Database) -> None:
     script = """
     CREATE QUEUE Q; CREATE SERVICE S ON QUEUE Q ([DEFAULT]);
     DECLARE @h UNIQUEIDENTIFIER
@@ -416,7 +416,7 @@ def test_all_columns_of_a_message_beside_others(database: sb.Database) -> None:
     assert output_of(database, "DECLARE @h UNIQUEIDENTIFIER; RECEIVE @h = conversation_handle, * FROM Q") == [8447]
 
 
-def test_the_first_item_of_data(database: sb.Database) -> None:
+def test_value_accepts_the_first_item_of_data(database: sb.Database) -> None:
     script = """
     DECLARE @x XML = '<event><name n="1">a</name><name n="2">b</name></event>'
     SELECT @x.value('data(/event/name)[1]', 'sysname'), @x.value('data(//name/@n)[1]', 'int'),

@@ -50,7 +50,7 @@ def test_groups_share_a_transaction(active: sb.Database, recorder: CallRecorder)
 
 
 @pytest.mark.parametrize("form", ["message", "batch", "transaction", "database"])
-def test_coroutine_functions(active: sb.Database, recorder: CallRecorder, form: Any) -> None:
+def test_activation_awaits_coroutine_functions(active: sb.Database, recorder: CallRecorder, form: Any) -> None:
     """Activation awaits a coroutine function of each form."""
 
     async def take(transaction: Any, messages: Any) -> None:

@@ -77,7 +77,7 @@ STOCK_VIEW = "{}_dbo.stockqueue"
 
 
 @pytest.mark.feature(171)
-def test_the_states_of_the_monitor(active: sb.Database, recorder: CallRecorder) -> None:
+def test_the_monitor_shows_the_state_of_activation(active: sb.Database, recorder: CallRecorder) -> None:
     may_receive = threading.Event()
 
     @sb.procedure(PROCEDURE, form="database")
@@ -337,7 +337,7 @@ def test_a_task_ends_when_its_queue_is_dropped(
 
 
 @pytest.mark.feature(182)
-def test_the_view_of_tasks(active: sb.Database, recorder: CallRecorder) -> None:
+def test_the_view_of_tasks_lists_running_procedures(active: sb.Database, recorder: CallRecorder) -> None:
     @sb.procedure(PROCEDURE, form="transaction")
     def stock(transaction: sb.Transaction) -> None:
         transaction.receive(STOCK_QUEUE)

@@ -148,7 +148,7 @@ def test_after_a_deadlock_ends_are_answered_singly(
     assert "continues in" not in caplog.text
 
 
-def test_refusals() -> None:
+def test_invalid_answers_ends_is_refused() -> None:
     with refused(402, "answers_ends"):
         sb.Worker(STOCK_QUEUE, answers_ends=True)
     with refused(402, "answers_ends"):

@@ -98,7 +98,7 @@ def test_the_fifth_rollback_switches_the_queue_off(database: sb.Database) -> Non
 
 
 @pytest.mark.feature(183)
-def test_every_queue_that_the_transaction_received_from(database: sb.Database) -> None:
+def test_rollbacks_disable_every_queue_that_the_transaction_received_from(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"x")
     database.send(target, REPLY, b"y")
@@ -293,7 +293,7 @@ def test_a_commit_on_the_connection_is_one(database: sb.Database) -> None:
 
 @pytest.mark.feature(183)
 @pytest.mark.parametrize("autocommit", [True, False])
-def test_rollbacks_of_a_joined_transaction(database: sb.Database, autocommit: bool) -> None:
+def test_rollbacks_of_a_joined_transaction_disable_the_queue(database: sb.Database, autocommit: bool) -> None:
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"x"] * 3)
     with connect(database.instance, autocommit=autocommit) as connection:

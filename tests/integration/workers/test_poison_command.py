@@ -55,7 +55,7 @@ def switched_off(database: sb.Database, *bodies_: tuple[str, bytes | str]) -> An
 
 
 @pytest.mark.feature(189)
-def test_from_the_switched_off_queue_to_the_next_message(database: sb.Database, run: Any) -> None:
+def test_poison_commands_find_and_end_the_bad_conversation(database: sb.Database, run: Any) -> None:
     bad, far = switched_off(database, (ORDER, b"bad"), (ORDER, b"after"))
     good = begin(database)
     database.send(good, ORDER, b"good")  # waits: the queue is off
@@ -104,7 +104,7 @@ def test_by_select_also_while_the_queue_is_off(database: sb.Database, run: Any) 
     assert "9617" in run("inspect", STOCK_QUEUE, "--receive", "--conversation", far, fails=True)
 
 
-def test_poison_commands_without_a_message_queue_or_conversation(database: sb.Database, run: Any) -> None:
+def test_poison_commands_report_a_missing_message_queue_or_conversation(database: sb.Database, run: Any) -> None:
     assert run("inspect", STOCK_QUEUE) == "No message available.\n"
     assert "15151" in run("inspect", "Nowhere", fails=True)
     assert "8426" in run("end", "7e0d4c3a-8d1c-4b61-9d3b-0a60f2a5a0a1", fails=True)

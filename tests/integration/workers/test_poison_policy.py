@@ -580,7 +580,7 @@ def raising(problem: BaseException) -> NoReturn:
     raise problem
 
 
-def test_refusals(database: sb.Database) -> None:
+def test_invalid_poison_policies_are_refused(database: sb.Database) -> None:
     with refused(402, "poison"):
         database.process(STOCK_QUEUE, lambda transaction, messages: None, poison=3)  # type: ignore[arg-type]
     with refused(402):
@@ -672,7 +672,7 @@ def test_the_initiator_sends_a_message_again_after_a_recoverable_error(database:
 
 
 @pytest.mark.parametrize("top", [1, None])
-def test_poison_among_many_good_ones(
+def test_poison_among_many_good_messages_leaves_the_queue_on(
     fresh_database: sb.Database, request: pytest.FixtureRequest, seeded_random: random.Random, top: int | None
 ) -> None:
     """Good messages count exactly once and in order, poison is dismissed or set aside, and the queue stays on."""

@@ -416,7 +416,7 @@ def test_process_needs_receive(database: sb.Database, app: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
 
 
-def test_refusals(database: sb.Database) -> None:
+def test_process_refuses_missing_and_disabled_queues(database: sb.Database) -> None:
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         raise AssertionError
 

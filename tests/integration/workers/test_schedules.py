@@ -68,7 +68,7 @@ def course(request: pytest.FixtureRequest) -> ScheduleBed:
 
 
 @pytest.mark.parametrize(("missed", "late"), [("once", [11]), ("all", list(range(12))), ("skip", [])])
-def test_each_time_once(course: ScheduleBed, missed: Any, late: list[int]) -> None:
+def test_a_schedule_fires_each_time_once(course: ScheduleBed, missed: Any, late: list[int]) -> None:
     worker, fired_times = stock_worker(), []
 
     @worker.every("*/5 * * * *", missed=missed)
@@ -99,7 +99,7 @@ def test_each_time_once(course: ScheduleBed, missed: Any, late: list[int]) -> No
     assert fired_times[len(late) :] == [hour + 15 * FIVE_MINUTES]
 
 
-def test_arguments_of_a_schedules_handler(course: ScheduleBed) -> None:
+def test_a_schedules_handler_gets_messages_or_the_time(course: ScheduleBed) -> None:
     worker, got = sb.Worker(STOCK_QUEUE, batch=5), []
 
     @worker.every(timedelta(hours=1), name="plain")
@@ -253,7 +253,7 @@ def test_the_double_lets_time_pass() -> None:
     assert len(fired_times) == 7
 
 
-def test_the_asyncio_double() -> None:
+def test_schedules_fire_in_the_asyncio_double() -> None:
     async def course() -> list[datetime]:
         instance = double.open_async()
         database = await instance.database("Test", create=True)
@@ -286,7 +286,7 @@ def test_first_starts_at_the_same_time_agree(database: sb.Database) -> None:
     assert query(database, "select count(*) from servicebroker.conversation_endpoints") == [(1,)]
 
 
-def test_workers_in_threads(database: sb.Database) -> None:
+def test_two_workers_share_a_schedule(database: sb.Database) -> None:
     """Two workers share a schedule; each second fires once."""
     fired_times: list[datetime] = []
     workers = [stock_worker() for _ in range(2)]
@@ -350,7 +350,7 @@ def test_no_time_twice_under_kills_and_clock_jumps(
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=pytest.mark.full)])
-def test_no_time_twice_in_the_double(seeded_random: random.Random, count: int) -> None:
+def test_no_time_fires_twice_in_the_double(seeded_random: random.Random, count: int) -> None:
     instance, fired_times, kept = double.open(), [], []
     database = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
     worker = stock_worker(poison=lambda failure: sb.Retry(0.5))

@@ -215,7 +215,7 @@ def test_an_exception_of_the_block_ends_the_workers_too(database: sb.Database) -
     assert bodies(database.receive(STOCK_QUEUE, wait=0.2)) == [b"1"]
 
 
-def test_refusals(database: sb.Database) -> None:
+def test_working_refuses_a_missing_queue_and_a_wrong_concurrency(database: sb.Database) -> None:
     worker = sb.Worker("Nowhere")
     worker.on()(lambda tx, message: None)
     with refused(15151, "Nowhere"), database.working(worker):
@@ -257,7 +257,7 @@ class Sum:
     of: list[int]
 
 
-def test_typed_handlers_within_middleware(database: sb.Database) -> None:
+def test_middleware_surrounds_typed_handlers(database: sb.Database) -> None:
     calls: list[str] = []
     worker = sb.Worker(STOCK_QUEUE, poison=retry_at_once)
 

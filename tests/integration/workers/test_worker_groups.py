@@ -337,7 +337,7 @@ def test_a_backend_stays_within_its_subtransactions(database: sb.Database) -> No
     assert max(count for count, _ in seen) <= 64
 
 
-def test_refusals() -> None:
+def test_a_worker_refuses_invalid_groups() -> None:
     for groups in (0, 61, True, "2"):
         with refused(402, "groups"):
             sb.Worker(STOCK_QUEUE, groups=groups)  # type: ignore[arg-type]

@@ -225,7 +225,7 @@ def test_tables_of_the_double_for_tests(database: double.Database) -> None:
     assert (waiting["message_body"], waiting["transmission_status"][:20]) == (b"2", "Target queue is busy")
 
 
-def test_definitions_and_their_refusals(database: double.Database) -> None:
+def test_the_double_refuses_what_the_engine_refuses(database: double.Database) -> None:
     with refused(911):
         database.instance.database("Missing")
     assert database.instance.database("TEST").database_id == database.database_id
@@ -292,7 +292,7 @@ def test_process(database: double.Database) -> None:
     assert handed == [[b"1"], [b"2"], [b"2", b"3"]]
 
 
-def test_one_message_on_several_conversations_or_on_none(database: double.Database) -> None:
+def test_a_multicast_is_sent_on_all_conversations_or_on_none(database: double.Database) -> None:
     handles = [database.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(3)]
     database.send(handles[1], ORDER, b"before")
     assert database.send(handles, ORDER, b"all") == [0, 1, 0]
@@ -348,7 +348,7 @@ def test_a_definition_is_applied_and_then_there(database: double.Database) -> No
     assert database.define({"queues": {"StockQueue": {"status": False}}}) == ["alter queue StockQueue: status = false"]
 
 
-def test_a_message_and_a_row_in_one_transaction(tables: Callable[[], sqlite3.Connection]) -> None:
+def test_a_message_and_a_row_are_committed_together(tables: Callable[[], sqlite3.Connection]) -> None:
     """The worker's row, its reply and the RECEIVE are committed together or not at all."""
     stock = sb.Worker("StockQueue")
     fails = True

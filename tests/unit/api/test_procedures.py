@@ -68,12 +68,12 @@ def test_a_function_with_other_parameters_than_its_form_is_refused(form: Form, a
         {"top": 5, "form": "message"},
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any]) -> None:
+def test_procedure_refuses_wrong_arguments(arguments: dict[str, Any]) -> None:
     with refused(402):
         sb.procedure("usp_x", **arguments)
 
 
-def test_the_smallest_valid_arguments() -> None:
+def test_procedure_accepts_the_smallest_arguments() -> None:
     sb.procedure("usp_one", form="batch", top=1, wait=0)(lambda transaction, messages: None)
     assert (find_procedure("dbo.usp_one").top, find_procedure("dbo.usp_one").wait) == (1, 0)
 
@@ -89,7 +89,7 @@ def test_the_smallest_valid_arguments() -> None:
         {"patience": True},
     ],
 )
-def test_wrong_times_of_activation(arguments: dict[str, Any]) -> None:
+def test_activate_refuses_wrong_times(arguments: dict[str, Any]) -> None:
     with refused(402, next(iter(arguments))):
         sb.activate(None, **arguments)  # type: ignore[call-overload]
 
@@ -99,7 +99,7 @@ def test_the_name_is_not_left_out_with_the_brackets() -> None:
         sb.procedure(lambda transaction, message: None)  # type: ignore[arg-type]
 
 
-def test_too_many_parts() -> None:
+def test_a_procedure_name_of_four_parts_is_refused() -> None:
     with refused(9609):
         sb.procedure("a.b.c.d")(lambda transaction, message: None)
 

@@ -51,7 +51,7 @@ def test_an_answer(database, handle, run_worker_once):
     assert answer.message_body == b"one teapot"
 
 
-def test_a_dead_letter(broker, database, handle, clock, run_worker_once):
+def test_a_message_becomes_a_dead_letter_after_its_retries(broker, database, handle, clock, run_worker_once):
     assert broker.clock is clock
     database.send(handle, "//shop/Order", b"nothing")
     for pause in (0, 1, 2, 4, 8, 16):
@@ -124,7 +124,7 @@ def test_the_fixtures_are_there_wherever_it_is_installed(tmp_path: Path) -> None
         ("select 1", (), (1,)),
     ],
 )
-def test_placeholders_of_psycopg(
+def test_sqlite_accepts_placeholders_of_psycopg(
     tmp_path: Path, query: str, parameters: tuple[Any, ...] | Mapping[str, Any] | None, found: tuple[Any, ...]
 ) -> None:
     connection = servicebroker.testing.sqlite(tmp_path / "test.db")()

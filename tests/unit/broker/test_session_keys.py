@@ -33,7 +33,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
         (False, False, [Security.NONE, Security.ANONYMOUS, 9731]),
     ],
 )
-def test_the_table(has_certificate: bool, encryption: bool, expected: list[object]) -> None:
+def test_encryption_depends_on_certificate_option_and_binding(
+    has_certificate: bool, encryption: bool, expected: list[object]
+) -> None:
     bindings = (Binding.NO_BINDING, Binding.ANONYMOUS_ON, Binding.ANONYMOUS_OFF)
     assert [TABLE[has_certificate, encryption, binding] for binding in bindings] == expected
     assert len(TABLE) == 12
@@ -123,7 +125,7 @@ def header(kind: Kind, *, is_from_initiator: bool) -> Header:
     return Header(UUID(int=1), is_from_initiator, kind, True, "//to", None, "//from", UUID(int=2))
 
 
-def test_the_key_for_each_kind_of_frame() -> None:
+def test_each_kind_of_frame_has_its_key() -> None:
     first, second = (SessionKey(bytes([n] * 32), lambda: bytes(16)) for n in (1, 2))
     full, anonymous, beginning = SessionKeys(first, second, True), SessionKeys(first), SessionKeys(first, None, True)
     for kind in Kind:

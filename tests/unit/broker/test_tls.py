@@ -110,7 +110,7 @@ def test_an_acceptor_that_is_not_known(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("days", "words"), [(-30, "it has expired"), (30, "it is not valid yet")])
-def test_a_certificate_out_of_its_time(make: Make, days: int, words: str) -> None:
+def test_a_certificate_out_of_its_time_is_refused_with_28035(make: Make, days: int, words: str) -> None:
     (west, west_file), (east, east_file) = make("west", NOW + timedelta(days=days)), make("east")
     number, text = refusal_of(
         Tls(west_file, [east]).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False)

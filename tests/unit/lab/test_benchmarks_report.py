@@ -66,7 +66,7 @@ def test_a_lower_cost_is_better() -> None:
     assert (cheap.ratio, cheap.is_reached) == (0.8, True)
 
 
-def test_ratios_and_goals() -> None:
+def test_lines_have_ratios_and_goals() -> None:
     ours, pgqueuer, procrastinate, pgmq = some_lines()
     assert (ours.ratio, ours.goal, ours.is_reached) == (None, None, None)
     assert (pgqueuer.ratio, pgqueuer.goal, pgqueuer.is_reached) == (1.5, 1.2, True)
@@ -84,7 +84,7 @@ def test_the_report_has_one_line_per_system() -> None:
     ]
 
 
-def test_goal_text() -> None:
+def test_a_goal_says_whether_it_is_reached() -> None:
     assert [goal_text(line) for line in some_lines()] == [
         "",
         ">= 1.2x, reached",
@@ -93,7 +93,7 @@ def test_goal_text() -> None:
     ]
 
 
-def test_markdown() -> None:
+def test_the_page_shows_figures_and_goals() -> None:
     page = a_report().markdown("benchmarks.svg")
     assert "python -m servicebroker_lab.benchmarks send-one\n" in page
     assert "![Messages per second, by scenario](benchmarks.svg)" in page
@@ -121,7 +121,7 @@ def test_bounds_are_of_scenarios_and_their_links_lead_somewhere() -> None:
         assert all((docs / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
 
 
-def test_json() -> None:
+def test_the_report_is_json() -> None:
     document = json.loads(json.dumps(a_report().as_json()))
     assert document["conditions"]["messages"] == {"send-one": 3000}
     assert [line["reached"] for line in document["lines"]] == [None, True, False, None]
@@ -146,7 +146,7 @@ def test_write(tmp_path: Path) -> None:
     assert (tmp_path / "docs" / "page.svg").read_text() == a_report().svg()
 
 
-def test_chosen_scenarios() -> None:
+def test_scenarios_are_chosen_by_name_and_group() -> None:
     assert chosen_scenarios(["worker", "send-one", "worker"]) == ["send-one", "worker"]
     assert chosen_scenarios(["all"]) == list(SCENARIOS)
     assert chosen_scenarios(["scale"])[0] == "scale-send-1-1"
@@ -176,7 +176,7 @@ def test_plain_sql_drops_statements_of_extensions() -> None:
     assert plain_sql(script).split() == ["create", "table", "pgmq.meta", "(a", "int);", "select", "1;"]
 
 
-def test_pgmq_version() -> None:
+def test_the_version_of_pgmq_has_the_hash_of_its_file() -> None:
     assert pgmq_version("pgmq--1.5.1.sql", "x") == "1.5.1 (sha256 2d711642b726)"
     assert pgmq_version("pgmq.sql", "x") == "pgmq.sql, sha256 2d711642b726"
 
@@ -188,5 +188,5 @@ def test_bodies_and_batches() -> None:
     assert list(batches(BATCH_MESSAGES)) == [BATCH_MESSAGES]
 
 
-def test_even_parts() -> None:
+def test_even_parts_divide_a_range() -> None:
     assert even_parts(10, 20, 3) == [(10, 13), (13, 16), (16, 20)]

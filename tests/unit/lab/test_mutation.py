@@ -128,7 +128,9 @@ def test_a_run_that_fails_after_its_tests_kills_nothing(
     assert run_mutant(project, copy, reach, "DropStatement", 6).outcome == trial.SURVIVED
 
 
-def test_a_mutant_that_hangs(project: Project, copy: Copy, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_hangs_is_stopped(
+    project: Project, copy: Copy, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trial, "STARTUP_S", 3.0)
     assert run_mutant(project, copy, reach, "DropStatement", 14).outcome == trial.HUNG
 
@@ -181,7 +183,7 @@ def test_a_mutant_is_the_same_when_the_file_changes_elsewhere() -> None:
         ("ReplaceComparisonOperator_Lt_LtE", "y = a < b\n", "y = a <= b\n"),
     ],
 )
-def test_python_operators(operator: str, before: str, after: str) -> None:
+def test_python_operators_plant_their_change(operator: str, before: str, after: str) -> None:
     candidate = next(item for item in python_operators.candidates(before) if item.operator == operator)
     changed = python_operators.plant(before, candidate)
     assert changed is not None
@@ -225,7 +227,7 @@ def test_annotations_and_logs_are_left_out() -> None:
         ("DropClause", "if a and case when b then c end then", "if a  then"),
     ],
 )
-def test_sql_operators(operator: str, before: str, after: str) -> None:
+def test_sql_operators_plant_their_change(operator: str, before: str, after: str) -> None:
     place = next(candidate for candidate in sql_operators.candidates(before) if candidate.operator == operator)
     assert sql_operators.plant(before, place) == after
 

@@ -16,7 +16,7 @@ program = single_command(simulate_command)
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("3:5", range(3, 5)), ("7", range(7, 8))])
-def test_seeds(text: str, seeds: range) -> None:
+def test_seeds_are_parsed(text: str, seeds: range) -> None:
     assert parse_seeds(text) == seeds
 
 
@@ -35,7 +35,7 @@ def test_each_core_has_some_of_the_seeds(seeds: range, cores: int) -> None:
     assert max(map(len, slices)) <= simulate.PORTION_SEEDS
 
 
-def test_good_seeds() -> None:
+def test_good_seeds_exit_with_code_0() -> None:
     result = CliRunner().invoke(program, ["--seeds", "0:3", "--json"])
     assert result.exit_code == 0
     counts = json.loads(result.stdout)

@@ -122,7 +122,7 @@ def test_an_object_goes_as_bytes_and_comes_as_an_object(
     assert [message.body for message in messages] == [value] * 3
 
 
-def test_xml(conversation: tuple[Any, Any, str]) -> None:
+def test_xml_bodies_are_encoded_and_decoded(conversation: tuple[Any, Any, str]) -> None:
     db, handle, message_type = conversation
     sb.codec(message_type, "xml")
     db.send(handle, message_type, etree.fromstring("<a>ä</a>"))
@@ -216,7 +216,7 @@ def test_wrong_bytes_are_one_clear_error_and_still_there(conversation: tuple[Any
     assert sb.Worker("Q").poison(sb.Failure(message, error.value, 1, *(None, "", None))) == sb.SetAside()  # type: ignore[arg-type]
 
 
-def test_as_a_decorator() -> None:
+def test_codec_is_a_class_decorator() -> None:
     @sb.codec("//test/Decorated")
     @dataclass
     class Note:
@@ -227,7 +227,7 @@ def test_as_a_decorator() -> None:
 
 
 @pytest.mark.parametrize("given", [("//t", "jsn"), ("//t", 7), ("//t", object()), (7, "json")])
-def test_refused_codecs(given: Any) -> None:
+def test_invalid_codecs_are_refused(given: Any) -> None:
     with refused(402):
         sb.codec(*given)
 

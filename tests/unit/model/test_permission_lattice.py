@@ -122,7 +122,9 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP_ID) -> 
         ("CREATE ANY DATABASE", SERVER, [entry("G", "ALTER ANY LOGIN", SERVER)], False),
     ],
 )
-def test_the_decision(permission: str, on: Securable, entries: list[Entry], allowed: bool) -> None:
+def test_a_permission_or_an_implying_one_allows(
+    permission: str, on: Securable, entries: list[Entry], allowed: bool
+) -> None:
     assert is_allowed(ME, permission, on, entries) is allowed
     denied = [Entry(kind, OBJECTS[kind].major_id, OTHER_ID, name, DENY) for kind, name in IMPLIED_BY]
     assert is_allowed(ME, permission, on, entries + denied) is allowed  # denials for other users do not count
@@ -150,7 +152,7 @@ def test_is_denied_by_its_entries(entries: list[Entry], denied: bool) -> None:
     assert not is_denied(ME | {DBO_ID}, "RECEIVE", QUEUE, entries)
 
 
-def test_fixed_roles() -> None:
+def test_fixed_roles_allow_their_permissions() -> None:
     owner, ddl = frozenset({APP_ID, PUBLIC_ID, DB_OWNER_ID}), frozenset({APP_ID, PUBLIC_ID, DB_DDLADMIN_ID})
     for kind, permission in IMPLIED_BY:
         assert is_allowed(owner, permission, OBJECTS[kind], []) is (kind not in OF_LOGINS)
@@ -163,7 +165,7 @@ def test_fixed_roles() -> None:
     assert not is_allowed(owner, "RECEIVE", QUEUE, [entry("D", "RECEIVE", QUEUE)])
 
 
-def test_fixed_roles_of_tables() -> None:
+def test_fixed_roles_allow_reading_and_writing_tables() -> None:
     reader, denied = frozenset({APP_ID, PUBLIC_ID, 16_390}), frozenset({APP_ID, PUBLIC_ID, 16_390, 16_392})
     assert is_allowed(reader, "SELECT", TABLE, [])
     assert is_allowed(reader, "SELECT", QUEUE, [])

@@ -41,7 +41,7 @@ def times(rule: str, start: str, count: int, zone: str = "UTC") -> list[str]:
         ("@weekly", "2026-01-01T00:00:00Z", ["01-04 00:00"]),
     ],
 )
-def test_times_of_rules(rule: str, start: str, expected: list[str]) -> None:
+def test_a_rule_fires_at_its_times(rule: str, start: str, expected: list[str]) -> None:
     assert [text[:11] for text in times(rule, start, len(expected))] == expected
 
 
@@ -61,7 +61,7 @@ def test_times_where_the_clock_is_changed(rule: str, start: str, expected: list[
     assert times(rule, start, len(expected), "Europe/Berlin") == expected
 
 
-def test_a_gap_at_midnight() -> None:
+def test_a_time_in_a_gap_of_the_clock_fires_after_the_gap() -> None:
     """In Santiago the clock jumps from 00:00 to 01:00."""
     assert times("0 0 * * *", "2026-09-05T12:00:00Z", 2, "America/Santiago") == ["09-06 01:00-0300", "09-07 00:00-0300"]
 
@@ -84,7 +84,7 @@ def test_intervals_are_the_same_for_all() -> None:
         *(("* * * * *", "UTC", missed) for missed in ("twice", None, 1)),
     ],
 )
-def test_no_schedule(every: object, zone: object, missed: object) -> None:
+def test_invalid_schedules_are_refused(every: object, zone: object, missed: object) -> None:
     with refused(402):
         Schedule.of(every, zone, missed)
 
@@ -105,7 +105,7 @@ def test_no_schedule(every: object, zone: object, missed: object) -> None:
         ("all", -1, None, "12:00"),
     ],
 )
-def test_missed_times(missed: str, late: int, fires: str | None, following: str) -> None:
+def test_missed_times_fire_by_their_option(missed: str, late: int, fires: str | None, following: str) -> None:
     due = datetime(2026, 1, 1, 12, tzinfo=UTC)
     turn = Schedule.of("*/5 * * * *", "UTC", missed).turn(due, due + timedelta(seconds=late))
     assert (turn.time and f"{turn.time:%H:%M}", f"{turn.following:%H:%M}") == (fires, following)

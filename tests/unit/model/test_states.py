@@ -23,7 +23,7 @@ EXPECTED: dict[Event, dict[str, str | None]] = {
 
 @pytest.mark.parametrize("event", Event)
 @pytest.mark.parametrize("state", EndpointState)
-def test_every_event_in_every_state(state: EndpointState, event: Event) -> None:
+def test_every_event_leads_each_state_to_its_next_state_or_is_refused(state: EndpointState, event: Event) -> None:
     expected = EXPECTED[event][state.value]
     if expected != NO:
         assert after(state, event) == expected

@@ -148,7 +148,7 @@ def test_a_batch_is_a_list(database: double.Database, annotation: str, expected:
     assert arguments_of(database, annotation, JSON, JSON, batch=10) == [expected]
 
 
-def test_a_batch_of_messages(database: double.Database) -> None:
+def test_a_batch_handler_gets_a_list_of_messages(database: double.Database) -> None:
     for annotation in ("Any", "list", "list[sb.Message]", "'list[unknown.Message]'", "Sequence[sb.Message[Order]]"):
         (messages,) = arguments_of(database, annotation, JSON, batch=10)
         assert isinstance(messages[0], sb.Message)
@@ -339,7 +339,7 @@ async def _one_message_async(worker: sb.Worker, body: bytes) -> None:
     assert len(await database.set_aside_messages()) == (body == b"bad")
 
 
-def test_async_middleware() -> None:
+def test_async_middleware_surrounds_the_handler() -> None:
     calls: list[str] = []
     worker = sb.Worker(STOCK_QUEUE)
 
@@ -376,7 +376,7 @@ def test_a_failure_of_middleware_is_one_of_the_message(database: double.Database
     assert not database.receive(ORDERS_QUEUE)
 
 
-def test_refused_middleware() -> None:
+def test_invalid_middleware_is_refused() -> None:
     worker = sb.Worker("Q")
     worker.on()(lambda tx, message: None)
 
@@ -399,20 +399,20 @@ def test_refused_middleware() -> None:
 @pytest.mark.parametrize(
     ("rate", "expected"), [("100/s", 100), ("30/min", 0.5), ("1800/h", 0.5), ("0.5/s", 0.5), ("7/s", 7)]
 )
-def test_rates(rate: str, expected: float) -> None:
+def test_rates_are_messages_per_second(rate: str, expected: float) -> None:
     assert messages_per_second("rate", rate) == expected
     assert sb.Worker("Q", rate=rate).rate == rate
 
 
 @pytest.mark.parametrize("rate", ["", "100", "0/s", "-1/s", "1/d", "1 / s", 100, "1e3/s", "inf/s", b"1/s"])
-def test_refused_rates(rate: Any) -> None:
+def test_invalid_rates_are_refused(rate: Any) -> None:
     with refused(402, "rate"):
         sb.Worker("Q", rate=rate)
     with refused(402, "global_rate"):
         sb.Worker("Q", global_rate=rate)
 
 
-def test_refused_concurrency() -> None:
+def test_invalid_concurrency_is_refused() -> None:
     for wrong in (0, -1, "2", True, 1.5):
         with refused(402, "concurrency"):
             sb.Worker("Q", concurrency=wrong)  # type: ignore[arg-type]

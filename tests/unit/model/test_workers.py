@@ -49,7 +49,7 @@ def test_a_pause_doubles_up_to_a_minute() -> None:
     assert sb.give_up_after(2)(failure(ValueError(), 2)) == sb.Retry(0)
 
 
-def test_registering() -> None:
+def test_on_registers_a_handler_and_returns_it() -> None:
     worker = sb.Worker("Q")
 
     @worker.on("//t/A", "//t/B")
@@ -78,7 +78,7 @@ def test_registering() -> None:
         lambda: sb.Worker("Q").check(is_async=False),
     ],
 )
-def test_refused_arguments(make: Any) -> None:
+def test_invalid_worker_arguments_are_refused(make: Any) -> None:
     with refused(402):
         make()
 

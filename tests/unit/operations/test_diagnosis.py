@@ -401,7 +401,7 @@ def test_all_is_well() -> None:
         ),
     ],
 )
-def test_findings_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
+def test_an_instance_has_the_findings_of_its_facts(changes: dict[str, Any], words: list[str]) -> None:
     text = "\n".join(report(**changes))
     assert [word for word in words if word not in text] == []
 
@@ -434,7 +434,7 @@ def test_findings_of_an_instance(changes: dict[str, Any], words: list[str]) -> N
         ({"messages": 9, "oldest": AGO, "readers": 2}, ["2 readers wait and take nothing of 9 messages", "hangs"]),
     ],
 )
-def test_findings_of_a_queue(changes: dict[str, Any], words: list[str]) -> None:
+def test_a_queue_has_the_findings_of_its_facts(changes: dict[str, Any], words: list[str]) -> None:
     (text,) = of_queue(**changes)
     assert text.startswith("queue Shop.dbo.Q: ")
     assert [word for word in words if word not in text] == []
@@ -605,7 +605,7 @@ def test_a_mistyped_service_is_asked_about() -> None:
         ({"messages": 2_000, "oldest": AGO}, ["Nobody receives its 2,000 messages in"]),
     ],
 )
-def test_findings_of_a_conversation(changes: dict[str, Any], words: list[str]) -> None:
+def test_a_conversation_has_the_findings_of_its_facts(changes: dict[str, Any], words: list[str]) -> None:
     (text,) = of_talk(**changes)
     assert [word for word in words if word not in text] == []
 

@@ -82,7 +82,7 @@ NEAR, FAR = UUID(int=1), UUID(int=2)
         (NEAR, "T", "", None, (True, "", "timer fired, or was cancelled", False)),
     ],
 )
-def test_rows_of_a_timeline(
+def test_a_timeline_has_a_row_for_each_event(
     handle: UUID, what: str, detail: str, message_type: str | None, shown: tuple[bool, str, str, bool]
 ) -> None:
     numbers = (None, None, None) if message_type is None else (0, 0, 1)

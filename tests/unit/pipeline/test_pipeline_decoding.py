@@ -316,7 +316,7 @@ def test_a_schema_that_is_none_is_refused(schema, expected_text):
         schema_reader(schema)
 
 
-def test_text_and_bytes():
+def test_text_and_bytes_are_decoded():
     assert decoder("text").decode("ä".encode()) == ["ä"]
     assert decoder("text").decode(None) == [""]
     assert decoder("text", encoding="UTF-16LE").decode("ä".encode("utf-16-le")) == ["ä"]
@@ -364,7 +364,7 @@ def test_invalid_xml_has_a_reason(body, expected):
     assert reason(xml_reader(), body) == expected
 
 
-def test_xml_that_breaks_its_schema():
+def test_xml_that_breaks_its_schema_is_invalid():
     assert reason(xml_reader(XSD), b"<order><id>1</id><colour/></order>") == "invalid"
     assert reason(xml_reader(XSD), BOMB) == "malformed"
 

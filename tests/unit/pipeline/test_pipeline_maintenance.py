@@ -251,7 +251,7 @@ def test_an_hour_without_messages_is_a_gap_and_the_scale_is_round():
     assert [text.text for text in broken.findall(".//svg")[0].findall("text")][:3] == ["0", "20,000", "40,000"]
 
 
-def test_a_page_of_nothing_and_of_one_hour():
+def test_a_report_shows_nothing_or_one_hour():
     assert "No message is written yet" in report("a", [])
     hour = Hour(datetime(2026, 1, 2, tzinfo=UTC), "q", "s", "c", 1, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     assert len(html.fromstring(report("a", [hour])).findall(".//circle")) == 5

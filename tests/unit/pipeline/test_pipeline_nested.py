@@ -211,7 +211,7 @@ def test_a_lenient_column_takes_other_spellings_of_a_value(kind, epoch, text, st
         assert values == [expected] if expected is not None else values.startswith("wrong type"), coerces
 
 
-def test_a_lenient_column_of_xml():
+def test_a_lenient_column_reads_numbers_and_times_of_xml():
     columns = [Column("n", "long", coerces=True), Column("t", "timestamp", coerces=True, epoch="s")]
     assert decoder("xml", columns).decode(b"<a><n> 1.0 </n><t>1767355200</t></a>") == [1, NOON]
 

@@ -147,7 +147,7 @@ def test_the_owner_of_an_endpoint_is_a_login(instance: sb.Instance) -> None:
 
 
 @pytest.mark.parametrize("source", ["WITH SUBJECT = 's'", "FROM FILE = '/nowhere.cer' WITH PRIVATE KEY (FILE = '/k')"])
-def test_the_owner_of_a_certificate_in_master(instance: sb.Instance, source: str) -> None:
+def test_a_certificate_in_master_needs_an_existing_owner(instance: sb.Instance, source: str) -> None:
     master = instance.database("master", create=True)
     assert output_of(master, f"CREATE CERTIFICATE Mine AUTHORIZATION Nobody {source}") == [15151]
     assert scalar(master, "SELECT COUNT(*) FROM sys.certificates WHERE name = 'Mine'") == 0

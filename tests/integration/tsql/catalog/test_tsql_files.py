@@ -70,7 +70,7 @@ def test_master_files_names_data_and_log(db: sb.Database, database: str, files: 
         ),
     ],
 )
-def test_functions_of_files(db: sb.Database, expression: str, value: object) -> None:
+def test_functions_of_files_return_their_documented_values(db: sb.Database, expression: str, value: object) -> None:
     assert scalar(db, f"SELECT {expression} AS v") == value
 
 

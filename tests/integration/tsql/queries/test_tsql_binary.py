@@ -42,7 +42,7 @@ TO_BYTES = [
 
 
 @pytest.mark.parametrize(("value", "to", "expected"), TO_BYTES, ids=[f"{value} {to}" for value, to, _ in TO_BYTES])
-def test_to_bytes(db: sb.Database, value: str, to: str, expected: str) -> None:
+def test_values_convert_to_bytes(db: sb.Database, value: str, to: str, expected: str) -> None:
     script = f"DECLARE @b {to} = CAST({value} AS {to}) SELECT CAST({value} AS {to}), @b, CONVERT({to}, {value})"
     assert [bytes(each).hex() for each in db.execute_tsql(script).rows[0]] == [expected] * 3
 
@@ -70,7 +70,7 @@ FROM_BYTES: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("value", "to", "expected"), FROM_BYTES, ids=[f"{value} {to}" for value, to, _ in FROM_BYTES])
-def test_from_bytes(db: sb.Database, value: str, to: str, expected: object) -> None:
+def test_values_convert_from_bytes(db: sb.Database, value: str, to: str, expected: object) -> None:
     script = f"DECLARE @v {to} = CAST({value} AS {to}) SELECT CAST({value} AS {to}), @v, CONVERT({to}, {value})"
     assert db.execute_tsql(script).rows[0] == (expected, expected, expected)
 
@@ -94,7 +94,7 @@ def test_no_float_comes_from_bytes(db: sb.Database, to: str) -> None:
         ("datetimeoffset(0)", "2020-01-02 03:04:06 +00:00"),
     ],
 )
-def test_dates_as_text(db: sb.Database, of: str, expected: str) -> None:
+def test_dates_convert_to_text_in_the_default_style(db: sb.Database, of: str, expected: str) -> None:
     script = (
         f"DECLARE @m {of} = '20200102 03:04:05.678' PRINT @m SELECT CAST(@m AS nvarchar(40)), CONVERT(varchar(40), @m)"
     )

@@ -207,7 +207,7 @@ def test_invalid_arguments_have_sql_servers_error_number(shop: sb.Database, text
     assert error.value.number == number
 
 
-def test_tables_of_values(shop: sb.Database) -> None:
+def test_generate_series_and_string_split_return_rows(shop: sb.Database) -> None:
     assert shop.execute_tsql("SELECT value FROM GENERATE_SERIES(1, 7, 3) ORDER BY value").rows == [(1,), (4,), (7,)]
     assert shop.execute_tsql("SELECT g.value FROM GENERATE_SERIES(3, 1) AS g").rows == [(3,), (2,), (1,)]
     assert shop.execute_tsql("SELECT SUM(n) FROM GENERATE_SERIES(0.5, 2, 0.5) s(n)").rows == [(Decimal("5.0"),)]
@@ -266,7 +266,7 @@ def test_names_and_properties(instance: sb.Instance) -> None:
     assert {text: got for (text, wanted), got in zip(asked.items(), row, strict=True) if got != wanted} == {}
 
 
-def test_context_info_and_cursor_status_of_a_session(shop: sb.Database) -> None:
+def test_a_session_has_context_info_and_cursor_status(shop: sb.Database) -> None:
     rows = shop.execute_tsql("SET CONTEXT_INFO 0x0102 SELECT CONTEXT_INFO(), DATALENGTH(CONTEXT_INFO())").rows
     assert rows == [(b"\1\2" + bytes(126), 128)]
     states = shop.execute_tsql(

@@ -159,7 +159,7 @@ def test_values_beyond_their_type_overflow(db: sb.Database, script: str) -> None
     assert error.value.number == 8115
 
 
-def test_the_wider_type_rules(db: sb.Database) -> None:
+def test_an_operation_returns_the_wider_type(db: sb.Database) -> None:
     script = "DECLARE @t TINYINT = 200, @s SMALLINT = 300 SELECT @t + 100, @t + @s, -@t, @t - @s"
     assert db.execute_tsql(script).rows == [(300, 500, -200, -100)]
 

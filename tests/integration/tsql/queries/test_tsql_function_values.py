@@ -158,7 +158,7 @@ def shop(instance: sb.Instance) -> sb.Database:
     return instance.database("FunctionValues", create=True)
 
 
-def test_functions_of_dates_with_every_date_part(shop: sb.Database) -> None:
+def test_date_functions_agree_with_python_for_every_date_part(shop: sb.Database) -> None:
     calls = list(date_calls())
     rows = [*pairwise(MOMENTS), (MOMENTS[-1], MOMENTS[0])]
     values = ", ".join(f"('{m.isoformat()}', '{n.isoformat()}')" for m, n in rows)
@@ -276,7 +276,7 @@ def number_calls() -> Iterator[tuple[str, Any]]:
         )  # fmt: skip
 
 
-def test_functions_of_strings_and_numbers_at_their_boundaries(shop: sb.Database) -> None:
+def test_string_and_number_functions_return_their_values_at_boundaries(shop: sb.Database) -> None:
     calls = dict([*string_calls(), *number_calls()])
     names, wrong = list(calls), {}
     for start in range(0, len(names), 500):

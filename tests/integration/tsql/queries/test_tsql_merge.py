@@ -62,7 +62,7 @@ def test_output_of_merge_returns_actions_and_values(store: sb.Database) -> None:
     assert rows(store, "SELECT Item, Amount FROM Shelf") == [("cap", 5), ("ink", 2), ("pen", 11)]
 
 
-def test_output_into_a_table_and_a_table_variable(store: sb.Database) -> None:
+def test_merge_writes_its_output_into_a_table_or_a_table_variable(store: sb.Database) -> None:
     listed = "OUTPUT $action, COALESCE(inserted.Item, deleted.Item), deleted.Amount, inserted.Amount INTO"
     expected = [("DELETE", "old", 3, None), ("INSERT", "cap", None, 5), ("UPDATE", "pen", 1, 11)]
     assert rows(store, f"{MERGE} {listed} dbo.Log (What, Item, Before, After); SELECT * FROM Log") == expected
@@ -71,7 +71,7 @@ def test_output_into_a_table_and_a_table_variable(store: sb.Database) -> None:
     assert rows(store, f"{table} {MERGE} {listed} @log; SELECT * FROM @log WHERE @@ROWCOUNT = 3") == expected
 
 
-def test_expressions_of_the_action_and_stars(store: sb.Database) -> None:
+def test_merge_returns_expressions_of_the_action_and_stars(store: sb.Database) -> None:
     output_rows = rows(
         store, MERGE + "OUTPUT LOWER($action) AS a, CASE $ACTION WHEN 'DELETE' THEN 1 ELSE 0 END AS gone, deleted.*;"
     )

@@ -68,7 +68,7 @@ OFFSETS: dict[str, Any] = {
 }
 
 
-def test_offsets_and_zones(db: sb.Database) -> None:
+def test_expressions_of_offsets_and_time_zones_return_their_values(db: sb.Database) -> None:
     found = {text: scalar(db, f"SELECT {text}") for text in OFFSETS}
     assert {text: repr(value) for text, value in found.items()} == {
         text: repr(value) for text, value in OFFSETS.items()
@@ -121,13 +121,13 @@ def test_an_offset_stays_in_variables_and_a_column_has_utc(db: sb.Database) -> N
     assert len(rows(db, "SELECT at FROM Moments UNION SELECT SWITCHOFFSET(at, 60) FROM Moments")) == 1
 
 
-def test_time_zone_info(db: sb.Database) -> None:
+def test_sys_time_zone_info_lists_time_zones(db: sb.Database) -> None:
     assert rows(db, "SELECT * FROM sys.time_zone_info WHERE name IN ('India Standard Time', 'UTC') ORDER BY name") == [
         ("India Standard Time", "+05:30", 0), ("UTC", "+00:00", 0)
     ]  # fmt: skip
 
 
-def test_tokens_of_login_and_user(db: sb.Database) -> None:
+def test_login_and_user_tokens_list_the_roles(db: sb.Database) -> None:
     db.execute_tsql("CREATE USER Reader WITHOUT LOGIN; CREATE ROLE Readers; ALTER ROLE Readers ADD MEMBER Reader")
     asked = "SELECT name, type FROM sys.user_token WHERE usage = 'GRANT OR DENY' ORDER BY name"
     assert {*db.execute_tsql(f"EXECUTE AS USER = 'Reader'; {asked}").rows} == {
@@ -141,7 +141,7 @@ def test_tokens_of_login_and_user(db: sb.Database) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 300, 3000])
-def test_gzip_of_ours_and_of_others(db: sb.Database, size: int) -> None:
+def test_compress_and_gzip_read_each_others_output(db: sb.Database, size: int) -> None:
     rng = random.Random(size)
     text = b"".join(rng.choice([b"order ", b"\xff", b"stock stock ", bytes([rng.randrange(256)])]) for _ in range(size))
     packed, back = rows(db, f"SELECT COMPRESS(0x{text.hex()}), DECOMPRESS(COMPRESS(0x{text.hex()}))")[0]
@@ -151,7 +151,7 @@ def test_gzip_of_ours_and_of_others(db: sb.Database, size: int) -> None:
         assert scalar(db, f"SELECT DECOMPRESS(0x{gzip.compress(text, level).hex()})") == text
 
 
-def test_gzip_of_strings(db: sb.Database) -> None:
+def test_compress_keeps_strings_and_decompress_refuses_damage(db: sb.Database) -> None:
     assert scalar(db, "SELECT CAST(DECOMPRESS(COMPRESS('Käse')) AS varchar(max))") == "Käse"
     assert scalar(db, "SELECT CAST(DECOMPRESS(COMPRESS(N'店')) AS nvarchar(max))") == "店"
     assert scalar(db, "SELECT COMPRESS(NULL)") is None

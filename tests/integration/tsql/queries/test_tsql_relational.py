@@ -235,7 +235,7 @@ def items(session: Session) -> Iterator[Session]:
         ("ERROR_MESSAGE() + '!'", "oops!"),
     ],
 )
-def test_an_expression_has_this_value(session: Session, text: str, expected: object) -> None:
+def test_value_of_an_expression(session: Session, text: str, expected: object) -> None:
     assert session.evaluate(text) == expected
 
 
@@ -257,7 +257,7 @@ def test_an_expression_has_this_value(session: Session, text: str, expected: obj
         ("JSON_VALUE('{', '$.a')", "SB000"),
     ],
 )
-def test_a_value_that_does_not_convert_is_an_error_of_this_number(session: Session, text: str, state: str) -> None:
+def test_error_number_of_a_failed_conversion(session: Session, text: str, state: str) -> None:
     with pytest.raises(psycopg.Error) as error:
         session.evaluate(text)
     assert error.value.sqlstate == state
@@ -367,7 +367,7 @@ def test_update_and_delete_use_a_join(items: Session) -> None:
     assert items.run("SELECT Name, CAST(Price AS int) FROM Items ORDER BY Name") == [("a", 5), ("b", 6)]
 
 
-def test_a_variable_goes_on_from_row_to_row(items: Session) -> None:
+def test_a_variable_accumulates_over_the_rows_of_a_select(items: Session) -> None:
     items.run("INSERT Items (Name, Price) VALUES ('a', 1), ('b', 2), ('c', 3)")
     assert items.run("SELECT @s = @s + ',' + Name, @n = @n + Price FROM Items ORDER BY Id DESC") == [("text,c,b,a", 11)]
     joined = "SELECT @s = COALESCE(@s + '; ', '') + i.Name FROM Items i WHERE i.Price > 1 ORDER BY i.Name"
@@ -388,7 +388,7 @@ def test_merge_changes_and_inserts(items: Session) -> None:
     assert items.run("SELECT Name, CAST(Price AS int) FROM Items ORDER BY Price") == [("b", 2), ("A", 5), ("c", 6)]
 
 
-def test_set_assigns_to_variables(items: Session) -> None:
+def test_update_and_select_assign_to_variables(items: Session) -> None:
     items.run("INSERT Items (Name, Price) VALUES ('a', 4)")
     assert items.run("UPDATE Items SET @n = Price = Price + 1") == [(5,)]
     assert items.run("SELECT TOP 1 @s = Name, @none = Price FROM Items") == [("a", 5)]
@@ -397,7 +397,7 @@ def test_set_assigns_to_variables(items: Session) -> None:
     assert items.run("UPDATE Items SET Price = 0, @n *= 1 + 2") == [(15,)]
 
 
-def test_identity_is_given_and_may_be_inserted_when_the_session_says_so(items: Session) -> None:
+def test_an_identity_value_may_be_inserted_with_identity_insert_on(items: Session) -> None:
     items.identity_insert = '"shop_dbo"."items"'
     try:
         items.run("INSERT Items (Id, Name) VALUES (99, 'x')")
@@ -407,7 +407,7 @@ def test_identity_is_given_and_may_be_inserted_when_the_session_says_so(items: S
     assert items.evaluate("IDENT_CURRENT('Items')") is not None
 
 
-def test_columns_keep_their_spelling_behind_a_star(items: Session) -> None:
+def test_select_star_returns_columns_as_they_were_spelled(items: Session) -> None:
     done = translate("SELECT * FROM items", items.scope("SELECT * FROM items"))
     assert done.columns is not None
     assert done.columns[:3] == ("Id", "Name", "Price")
@@ -438,7 +438,7 @@ def test_tables_are_altered_and_indexed(items: Session) -> None:
     assert items.run("SELECT 1 FROM Items") == []
 
 
-def test_queries_of_many_forms(items: Session) -> None:
+def test_group_by_windows_cte_and_subqueries_return_their_rows(items: Session) -> None:
     items.run("INSERT Items (Name, Price) VALUES ('a', 1), ('a', 2), ('b', 3)")
     assert items.run("SELECT Name, SUM(Price) AS s FROM Items GROUP BY Name HAVING COUNT(*) > 1") == [("a", 3)]
     assert items.run(
@@ -465,7 +465,7 @@ def test_queries_of_many_forms(items: Session) -> None:
     assert items.run("SELECT 1 WHERE EXISTS (SELECT * FROM Items WHERE Price > ALL (SELECT 2))") == [(1,)]
 
 
-def test_xml_in_rows(items: Session) -> None:
+def test_xml_methods_work_on_columns(items: Session) -> None:
     items.run("INSERT Items (Name, Doc, Body) VALUES ('a', @x, CAST(@x AS varbinary(max)))")
     assert items.run(
         "SELECT i.Name, n.c.value('.', 'nvarchar(9)') FROM Items i CROSS APPLY i.Doc.nodes('//n') AS n(c)"
@@ -519,7 +519,7 @@ def test_json_becomes_rows(session: Session) -> None:
     ) == [(1,), (2,)]
 
 
-def test_temporary_tables(session: Session) -> None:
+def test_select_into_creates_a_temporary_table(session: Session) -> None:
     session.tables["#t"] = 'pg_temp."#t"'
     assert session.run("SELECT 1 AS a, N'x' AS b INTO #t UNION ALL SELECT 2, N'y'") == 2
     assert session.run("SELECT b FROM #t t1 WHERE t1.a = (SELECT MAX(a) FROM #t)") == [("y",)]
@@ -527,7 +527,7 @@ def test_temporary_tables(session: Session) -> None:
     session.run("DROP TABLE #t")
 
 
-def test_catalog_views_know_names_without_case_and_tables(items: Session) -> None:
+def test_catalog_views_compare_names_without_case_and_list_tables(items: Session) -> None:
     assert items.run("SELECT name FROM sys.databases WHERE name = N'SHOP'") == [("Shop",)]
     assert items.run("SELECT name FROM sys.tables") == [("Items",)]
     assert items.run(
@@ -541,7 +541,7 @@ def test_catalog_views_know_names_without_case_and_tables(items: Session) -> Non
     assert items.run("SELECT COUNT(*) FROM WorkQueue WHERE message_type_name = N'x'") == [(0,)]
 
 
-def test_a_queue_is_not_written(session: Session) -> None:
+def test_delete_from_a_queue_is_refused(session: Session) -> None:
     with pytest.raises(psycopg.Error) as error:
         session.run("DELETE FROM WorkQueue")
     assert error.value.sqlstate == "S0416"

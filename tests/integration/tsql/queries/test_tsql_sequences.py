@@ -49,7 +49,7 @@ def test_a_number_that_becomes_text_is_drawn_once(db: sb.Database) -> None:
     assert error_number(db, "INSERT T (Code) VALUES (NEXT VALUE FOR Ids)") == 8115
 
 
-def test_next_value_for_in_statements_and_defaults(db: sb.Database) -> None:
+def test_next_value_for_draws_numbers_in_statements_and_defaults(db: sb.Database) -> None:
     db.execute_tsql("""
         CREATE SEQUENCE dbo.Ids AS int START WITH 1
         CREATE TABLE dbo.T (Id int PRIMARY KEY DEFAULT NEXT VALUE FOR dbo.Ids, Other int DEFAULT (NEXT VALUE FOR Ids),
@@ -82,7 +82,7 @@ def test_next_value_for_in_statements_and_defaults(db: sb.Database) -> None:
     assert error_number(db, "DROP SEQUENCE dbo.Ids") == 3729
 
 
-def test_all_of_a_row_draw_one_number(db: sb.Database) -> None:
+def test_all_next_value_for_of_a_row_draw_one_number(db: sb.Database) -> None:
     db.execute_tsql("""
         CREATE SEQUENCE S AS int START WITH 1
         CREATE TABLE T (Id int IDENTITY, A int DEFAULT NEXT VALUE FOR S, B int DEFAULT NEXT VALUE FOR S, C int)

@@ -48,7 +48,7 @@ def test_a_variant_column_returns_the_inserted_values(shop: sb.Database) -> None
     assert shop.execute_tsql("SELECT DISTINCT Fallback FROM dbo.Settings").rows == [(7,)]
 
 
-def test_properties_of_a_variant(shop: sb.Database) -> None:
+def test_sql_variant_property_describes_the_stored_value(shop: sb.Database) -> None:
     asked = "SELECT Name, " + ", ".join(
         f"SQL_VARIANT_PROPERTY(Value, '{one}')" for one in ("BaseType", "Precision", "Scale", "TotalBytes", "MaxLength")
     )

@@ -205,7 +205,7 @@ def test_an_absolute_path_begins_at_the_document_of_a_node(db: sb.Database, quer
     assert [value for (value,) in rows(db, f"{DECLARED} {query}")] == found
 
 
-def test_an_absolute_path_in_an_inline_function(db: sb.Database) -> None:
+def test_an_absolute_path_in_an_inline_function_begins_at_the_root(db: sb.Database) -> None:
     db.execute_tsql("""CREATE FUNCTION Depts (@x xml) RETURNS TABLE AS RETURN
     (SELECT d.c.value('/root[1]/dept[1]/@n', 'char(1)') AS n FROM @x.nodes('/root/dept') d(c))""")
     assert rows(db, f"{DECLARED} SELECT n FROM Depts(@x)") == [("A",), ("A",)]

@@ -319,7 +319,7 @@ _SINGLES = st.binary(max_size=12)
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(_CHARACTERS, max_size=12), sign=_CHARACTERS, place=st.integers(1, 13))
-def test_strings_of_any_characters(zeros: sb.Database, text: str, sign: str, place: int) -> None:
+def test_strings_with_zero_characters_keep_them(zeros: sb.Database, text: str, sign: str, place: int) -> None:
     """As a parameter, as a literal, in bytes, cut, joined, sought, replaced, as a column and as JSON."""
     written = "N'" + text.replace("'", "''") + "'"
     script = f"""
@@ -344,7 +344,7 @@ def test_strings_of_any_characters(zeros: sb.Database, text: str, sign: str, pla
 
 @settings(max_examples=40, deadline=None)
 @given(data=_SINGLES)
-def test_bytes_of_any_kind(zeros: sb.Database, data: bytes) -> None:
+def test_casts_between_strings_and_bytes_keep_zero_bytes(zeros: sb.Database, data: bytes) -> None:
     """CAST makes a string of bytes and the same bytes again, in PostgreSQL and in a variable."""
     even = data + b"a" * (len(data) % 2)
     script = """
