@@ -139,10 +139,10 @@ class FencedModel(Model):
         rows = super().see(text, *parameters)
         doubles = [pair.double for pair in self.databases.values()]
         if text == side_by_side._ENDPOINTS:
-            known = {row["conversation_handle"]: row for one in doubles for row in one.conversation_endpoints()}
+            known = {row["conversation_handle"]: row for double in doubles for row in double.conversation_endpoints()}
             return [self._as_known(row, known[row[0]]) if row[0] in known else row for row in rows]
         if text == side_by_side._TRANSMISSIONS:
-            waits = [row for one in doubles for row in one.transmission_queue()]
+            waits = [row for double in doubles for row in double.transmission_queue()]
             status_rows = {(row["conversation_handle"], row["message_sequence_number"]): row for row in waits}
             column = side_by_side._TRANSMISSION.split(", ").index("transmission_status")
             return [

@@ -204,8 +204,8 @@ class Newcomer:
         print(json.dumps(program), file=pipe.stdin, flush=True)
         answer = pipe.stdout.readline()
         assert answer, f"the interpreter ended: {self._unshown()}"
-        said: str | None = json.loads(answer)
-        return said
+        document: str | None = json.loads(answer)
+        return document
 
     def _console(self, block: str) -> None:
         """Run the commands of a block, and compare the output of each."""
@@ -240,7 +240,7 @@ class Newcomer:
             if printed:
                 self._wait_for(printed)
         else:
-            done = subprocess.run(
+            result = subprocess.run(
                 ["bash", "-c", command],
                 cwd=self.folder,
                 env=self._environment,
@@ -251,11 +251,11 @@ class Newcomer:
                 timeout=5 * TIMEOUT_S,
                 check=False,
             )
-            seen = _plain(done.stdout)
+            seen = _plain(result.stdout)
             if printed:
                 assert pattern(printed).fullmatch(seen.strip("\n")), f"$ {command}\nprints\n{seen}\nnot\n{printed}"
             else:
-                assert done.returncode == 0, f"$ {command}\nends with {done.returncode}: {seen}"
+                assert result.returncode == 0, f"$ {command}\nends with {result.returncode}: {seen}"
 
     def _end(self, terminal: str) -> None:
         process = self._terminals.pop(terminal)
@@ -275,8 +275,8 @@ class Newcomer:
         wanted, until = pattern(printed), time.monotonic() + TIMEOUT_S / 2
         while True:
             for path in self._outputs():
-                if found := wanted.search(_plain(path.read_text()), self._seen.get(path.name, 0)):
-                    self._seen[path.name] = found.end()
+                if match := wanted.search(_plain(path.read_text()), self._seen.get(path.name, 0)):
+                    self._seen[path.name] = match.end()
                     return
             assert time.monotonic() < until, f"seen is\n{self._unshown()}\nnot\n{printed}"
             time.sleep(0.05)

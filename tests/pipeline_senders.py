@@ -136,9 +136,9 @@ class Meddler(Worker):
                 "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints "
                 "join servicebroker.services s using (service_id) where s.name = %s and state = 'CO'"
             )
-            found = connection.execute(sql, (feed.to_service,)).fetchall()
-        if len(found) > 1:
-            (handle, _), (_, group) = self.rng.sample(found, 2)
+            rows = connection.execute(sql, (feed.to_service,)).fetchall()
+        if len(rows) > 1:
+            (handle, _), (_, group) = self.rng.sample(rows, 2)
             feed.database.move_conversation(handle, group)
 
     def end(self, feed: Feed) -> None:

@@ -175,7 +175,7 @@ class TsqlSpeaker:
 
     def create_service(self, name: str, queue: str, contracts: Sequence[str]) -> None:
         """CREATE SERVICE."""
-        contract_list = f" ({', '.join(f'[{one}]' for one in contracts)})" if contracts else ""
+        contract_list = f" ({', '.join(f'[{contract}]' for contract in contracts)})" if contracts else ""
         self._run(f"CREATE SERVICE [{name}] ON QUEUE {queue}{contract_list}")
 
     def drop_service(self, name: str) -> None:

@@ -141,8 +141,8 @@ class PythonClient:
 
     def error_of(self, problem: Exception) -> ClientError:
         """Return the number and text of a driver's exception."""
-        found = re.search(r"\((\d+)\) \(SQL", str(problem))
-        return ClientError(int(found[1]) if found else 0, str(problem))
+        match = re.search(r"\((\d+)\) \(SQL", str(problem))
+        return ClientError(int(match[1]) if match else 0, str(problem))
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
@@ -286,7 +286,7 @@ class SqlAlchemy(Pymssql):
 
     def _query(self, sql: str, parameters: tuple[Parameter, ...]) -> list[Row]:
         text = self._text(re.sub(r"@(p\d+)", r":\1", sql.replace(":", r"\:")))
-        values = {f"p{place}": parameter.value for place, parameter in enumerate(parameters, 1)}
+        values = {f"p{index}": parameter.value for index, parameter in enumerate(parameters, 1)}
         result = (self._transaction or self.connection).execute(text, values)
         return [tuple(map(text_of, row)) for row in result.fetchall()] if result.returns_rows else []
 
@@ -450,15 +450,15 @@ class Tsql:
 
     def _run(self, batches: list[str]) -> list[Row]:
         script = "".join(f"{batch}\ngo\n" for batch in batches)
-        done = subprocess.run(
+        result = subprocess.run(
             self._command, input=script, capture_output=True, encoding="utf-8", check=False, timeout=60,
             env={**os.environ, "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
-        lines = [line for line in done.stdout.splitlines() if line]
-        if found := re.search(r"Msg (\d+) \(severity (1[1-9]|2\d)", done.stdout + done.stderr):
-            raise ClientError(int(found[1]), done.stdout + done.stderr)
-        if done.returncode:
-            raise ClientError(0, done.stdout + done.stderr)
+        lines = [line for line in result.stdout.splitlines() if line]
+        if match := re.search(r"Msg (\d+) \(severity (1[1-9]|2\d)", result.stdout + result.stderr):
+            raise ClientError(int(match[1]), result.stdout + result.stderr)
+        if result.returncode:
+            raise ClientError(0, result.stdout + result.stderr)
         return [tuple(_TSQL_TEXTS.get(cell, cell) for cell in line.split("\x1f")) for line in lines]
 
     def begin(self) -> None:

@@ -59,8 +59,8 @@ def login_message(
     if features:
         contents[_EXTENSION_PLACE] = bytes(4)
     pairs, content = b"", b""
-    for place, text in enumerate(contents):
-        length = 4 if features and place == _EXTENSION_PLACE else len(text) // 2
+    for index, text in enumerate(contents):
+        length = 4 if features and index == _EXTENSION_PLACE else len(text) // 2
         pairs += struct.pack("<HH", _TEXTS_AT + len(content), length)
         content += text
     if features:

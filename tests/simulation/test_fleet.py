@@ -53,11 +53,11 @@ def test_an_uneven_choice_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_fleet_command_counts_misplaced_conversations() -> None:
-    done = CliRunner().invoke(program, ["--fleet", "40:400", "--conversations", "500", "--json"])
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    (run,) = told["runs"]
-    assert (told["instances"], run["conversations"], run["misplaced"]) == (40, 500, 0)
+    result = CliRunner().invoke(program, ["--fleet", "40:400", "--conversations", "500", "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.output)
+    (run,) = document["runs"]
+    assert (document["instances"], run["conversations"], run["misplaced"]) == (40, 500, 0)
     assert "0 misplaced" in CliRunner().invoke(program, ["--fleet", "40:400", "--conversations", "500"]).output
     for wrong in ("40", "0:5", "x:y"):
         assert CliRunner().invoke(program, ["--fleet", wrong]).exit_code == 2

@@ -72,8 +72,8 @@ def test_a_sender_that_never_switches_is_detected(monkeypatch: pytest.MonkeyPatc
 def test_the_mirrors_command_counts_failures() -> None:
     result = CliRunner().invoke(program, ["--mirrors", "--seeds", "0:3", "--json"])
     assert result.exit_code == 0
-    told = json.loads(result.stdout)
-    assert (told["runs"], told["failures"]) == (3, [])
+    document = json.loads(result.stdout)
+    assert (document["runs"], document["failures"]) == (3, [])
 
 
 def test_the_command_replays_a_seed_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

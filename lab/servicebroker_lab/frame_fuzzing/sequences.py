@@ -167,7 +167,7 @@ class Sequence:
             "acknowledgement": self._random_acknowledgement,
             "opening": lambda: draw.choice((None, Opening("//nothing", 60, encryption=True, sealed_at=2**33))),
             "exchange": lambda: Exchange(UUID(int=0), key, key, key, key, key),
-            "traces": lambda: tuple((place, bytes(25)) for place in range(draw.choice((1, 30)))),
+            "traces": lambda: tuple((index, bytes(25)) for index in range(draw.choice((1, 30)))),
             "floor": number,
             "before": lambda: draw.randbytes(8),
             "clock": lambda: draw.choice((0, 2**33)),

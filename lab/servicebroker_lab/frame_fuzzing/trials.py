@@ -86,7 +86,7 @@ class Instance:
         ]
         routes.append(Route("stranger", STRANGER, None, None, "TCP://stranger:4022"))
         self.tables.set_routes([*routes, Route("any", None, None, None, TRANSPORT)])
-        owners = (HONEST, *(f"certificate stranger{min(place, 1)}" for place in range(STRANGER_COUNT)))
+        owners = (HONEST, *(f"certificate stranger{min(index, 1)}" for index in range(STRANGER_COUNT)))
         self.honest, *self.strangers = map(PeerLink, owners)
         peers, here = Peers(), LocalInstance(frozenset({HERE}), True, frozenset(), 1)
         peers.proves = True

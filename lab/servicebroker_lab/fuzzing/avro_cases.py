@@ -29,7 +29,7 @@ def _record(draw: random.Random, names: dict[str, Any], levels: int) -> dict[str
     record: dict[str, Any] = {"type": "record", "name": f"N{len(names)}"}
     names[record["name"]] = record
     many = draw.choice((0, 1, 2, 5, 40)) if levels < 3 else draw.randint(1, 6)
-    record["fields"] = [{"name": f"f{place}", "type": _kind(draw, names, levels - 1)} for place in range(many)]
+    record["fields"] = [{"name": f"f{index}", "type": _kind(draw, names, levels - 1)} for index in range(many)]
     return record
 
 

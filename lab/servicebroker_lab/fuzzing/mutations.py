@@ -66,8 +66,8 @@ def _number(body: bytes, draw: random.Random) -> bytes:
 
 def _move(body: bytes, draw: random.Random) -> bytes:
     start, end = _part(body, draw)
-    place = draw.randint(0, len(body))
-    return body[:place] + body[start:end] + body[place:]
+    index = draw.randint(0, len(body))
+    return body[:index] + body[start:end] + body[index:]
 
 
 def _part(body: bytes, draw: random.Random) -> tuple[int, int]:

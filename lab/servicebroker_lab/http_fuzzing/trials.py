@@ -91,8 +91,8 @@ def _check(answer: Answer) -> None:
     if answer.status >= 500 and not is_limited:
         raise RuleError(f"an answer with status {answer.status}: {answer.body[:500]!r}")
     is_page = b"content-type: text/html" in answer.head.lower() or b"text/event-stream" in answer.head.lower()
-    if found := _UNESCAPED.search(answer.head + b"\r\n\r\n" + (answer.body if is_page else b"")):
-        raise RuleError(f"an answer contains {found[0]!r}, which the request had")
+    if match := _UNESCAPED.search(answer.head + b"\r\n\r\n" + (answer.body if is_page else b"")):
+        raise RuleError(f"an answer contains {match[0]!r}, which the request had")
 
 
 def _exchange(site: Site, drafts: list[Draft], draw: Random) -> list[Answer]:

@@ -90,7 +90,7 @@ def _mutant(path: str, candidate: Candidate, text: str, changed: str) -> Mutant:
         if tag != "equal"
     ]
     before, after = ("\n".join(line.strip() for part in side for line in part) for side in zip(*changes, strict=True))
-    first = next((place for place, (one, other) in enumerate(zip(lines, others, strict=False)) if one != other), 0)
+    first = next((index for index, (one, other) in enumerate(zip(lines, others, strict=False)) if one != other), 0)
     surroundings = lines[max(0, first - SURROUNDING_LINES) : first + SURROUNDING_LINES]
     named = "\n".join([path, candidate.operator, after, *surroundings])
     return Mutant(hashlib.sha256(named.encode()).hexdigest()[:12], path, candidate, changed, before, after)

@@ -218,7 +218,7 @@ def _in_turns(seconds: Mapping[str, float]) -> list[str]:
     files: defaultdict[str, list[str]] = defaultdict(list)
     for test in sorted(seconds, key=lambda test: seconds[test]):
         files[test.partition("::")[0]].append(test)
-    places = {test: place for tests in files.values() for place, test in enumerate(tests)}
+    places = {test: index for tests in files.values() for index, test in enumerate(tests)}
     return sorted(seconds, key=lambda test: (places[test], seconds[test]))
 
 

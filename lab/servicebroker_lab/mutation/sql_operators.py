@@ -102,19 +102,19 @@ def _without_comments(text: str) -> str:
 
 def _spans(code: str, operator: SqlOperator) -> Iterator[tuple[int, int]]:
     has_group = "it" in operator.pattern.groupindex
-    for found in operator.pattern.finditer(code):
-        yield found.span("it" if has_group else 0)
+    for match in operator.pattern.finditer(code):
+        yield match.span("it" if has_group else 0)
 
 
 def _clauses(code: str) -> Iterator[tuple[int, int]]:
     """Yield the span of each `and ...` of a condition, to the next word or closing parenthesis of its level."""
-    for found in re.finditer(r"\band\b", code, re.IGNORECASE):
-        before = re.split(r"\b(?:and|or|where|on|when|if|select)\b", code[: found.start()])[-1]
+    for match in re.finditer(r"\band\b", code, re.IGNORECASE):
+        before = re.split(r"\b(?:and|or|where|on|when|if|select)\b", code[: match.start()])[-1]
         if _BETWEEN.search(before):
             continue
-        end = _clause_end(code, found.end())
-        if code[found.end() : end].strip():
-            yield found.start(), end
+        end = _clause_end(code, match.end())
+        if code[match.end() : end].strip():
+            yield match.start(), end
 
 
 def _clause_end(code: str, start: int) -> int:
@@ -148,17 +148,17 @@ def unit_of(text: str, line: int) -> tuple[str | None, str | None]:
     """Return the names of the statement and of the function or view in which a line stands."""
     statement = made = None
     position = sum(len(one) + 1 for one in text.split("\n")[:line])
-    for found in _UNIT.finditer(text, 0, position):
-        if found["statement"]:
-            statement, made = found["statement"], None
+    for match in _UNIT.finditer(text, 0, position):
+        if match["statement"]:
+            statement, made = match["statement"], None
         else:
-            made = plain_name(found["object"])
+            made = plain_name(match["object"])
     return statement, made
 
 
 def functions_of(text: str) -> dict[str, set[str]]:
     """Return the functions and views that a file makes, each with the names that its text calls."""
-    marks = [found for found in _UNIT.finditer(text) if found["object"]]
+    marks = [match for match in _UNIT.finditer(text) if match["object"]]
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     made: dict[str, set[str]] = {}
     for mark, end in zip(marks, ends, strict=False):  # a file without functions has an end only

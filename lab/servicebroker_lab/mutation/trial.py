@@ -41,13 +41,13 @@ def run_trial(copy: Copy, mutant: Mutant, choice: Choice) -> Outcome:
     began = time.monotonic()
     try:
         with copy.with_text(mutant.path, mutant.text):
-            done = copy.run_tests(choice.tests, STARTUP_S + SLOWNESS_FACTOR * choice.seconds, "-x")
+            result = copy.run_tests(choice.tests, STARTUP_S + SLOWNESS_FACTOR * choice.seconds, "-x")
     except DeadlinePassed:
         return Outcome(HUNG, "", time.monotonic() - began)
     seconds = time.monotonic() - began
-    if done.returncode == pytest.ExitCode.OK or _ALL_PASSED.search(done.stdout):  # or pytest failed at its own end
+    if result.returncode == pytest.ExitCode.OK or _ALL_PASSED.search(result.stdout):  # or pytest failed at its own end
         return Outcome(SURVIVED, "", seconds)
-    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED or "ERROR: not found:" in done.stdout:
-        return Outcome(UNJUDGED, done.stdout[-500:], seconds)
-    failure = _FAILURE.search(done.stdout)  # none when the product cannot even be imported
-    return Outcome(KILLED, failure[1] if failure else done.stdout.strip().splitlines()[-1][:200], seconds)
+    if result.returncode == pytest.ExitCode.NO_TESTS_COLLECTED or "ERROR: not found:" in result.stdout:
+        return Outcome(UNJUDGED, result.stdout[-500:], seconds)
+    failure = _FAILURE.search(result.stdout)  # none when the product cannot even be imported
+    return Outcome(KILLED, failure[1] if failure else result.stdout.strip().splitlines()[-1][:200], seconds)

@@ -136,7 +136,7 @@ class Corpus:
             for batch in batches(text):
                 tokens = batch.tokens
                 ends = [tokens.starts[0], *tokens.ends]
-                piece = [tokens.source[ends[place] : tokens.ends[place]] for place in range(len(tokens.words) - 1)]
+                piece = [tokens.source[ends[index] : tokens.ends[index]] for index in range(len(tokens.words) - 1)]
                 kinds = zip(piece, tokens.kinds, strict=False)
                 self.literals |= {token.strip() for token, kind in kinds if kind in (NUMBER, STRING, VARIABLE)}
                 self.pieces.append(piece)
@@ -193,13 +193,13 @@ def _repeat(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
 def _move(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
     start, end = _part(piece, draw)
     rest = piece[:start] + piece[end:]
-    place = draw.randint(0, len(rest))
-    return rest[:place] + piece[start:end] + rest[place:]
+    index = draw.randint(0, len(rest))
+    return rest[:index] + piece[start:end] + rest[index:]
 
 
 def _replace(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
-    place = draw.randrange(len(piece))
-    return [*piece[:place], corpus.draw_token(draw), *piece[place + 1 :]]
+    index = draw.randrange(len(piece))
+    return [*piece[:index], corpus.draw_token(draw), *piece[index + 1 :]]
 
 
 def _replace_literal(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
@@ -211,13 +211,13 @@ def _replace_literal(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece
 
 
 def _insert(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
-    place = draw.randint(0, len(piece))
-    return [*piece[:place], corpus.draw_token(draw), *piece[place:]]
+    index = draw.randint(0, len(piece))
+    return [*piece[:index], corpus.draw_token(draw), *piece[index:]]
 
 
 def _insert_odd(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
-    place = draw.randint(0, len(piece))
-    return [*piece[:place], draw.choice(_ODD_TEXTS), *piece[place:]]
+    index = draw.randint(0, len(piece))
+    return [*piece[:index], draw.choice(_ODD_TEXTS), *piece[index:]]
 
 
 def _cut(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
@@ -227,8 +227,8 @@ def _cut(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
 def _splice(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
     other = draw.choice(corpus.pieces)
     start, end = _part(other, draw)
-    place = draw.randint(0, len(piece))
-    return [*piece[:place], *other[start:end], *piece[place:]]
+    index = draw.randint(0, len(piece))
+    return [*piece[:index], *other[start:end], *piece[index:]]
 
 
 def _nest(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:

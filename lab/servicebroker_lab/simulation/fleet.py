@@ -312,4 +312,4 @@ class Fleet:
         expected = self._choices.total() / COPY_COUNT
         if not expected:
             return 0.0
-        return sum((self._choices[place] - expected) ** 2 / expected for place in range(COPY_COUNT)) / (COPY_COUNT - 1)
+        return sum((self._choices[index] - expected) ** 2 / expected for index in range(COPY_COUNT)) / (COPY_COUNT - 1)

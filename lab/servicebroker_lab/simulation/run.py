@@ -143,8 +143,8 @@ class Run:
     def _add(self, instance: Instance) -> None:
         instance.tables.services |= {instance.service, EVERYWHERE}
         instance.tables.on_wake = lambda: self.loop.after(0.0, lambda: self._react(instance))
-        for other in self.world.instances:
-            for here, there in ((instance, other), (other, instance)):
+        for other_instance in self.world.instances:
+            for here, there in ((instance, other_instance), (other_instance, instance)):
                 here.meet(there, there.service, self.loop.random.choice(list(Binding)))
         self.world.instances.append(instance)
         if not self.world.proves:

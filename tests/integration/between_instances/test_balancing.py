@@ -221,8 +221,8 @@ def test_an_identifier_in_the_route_names_the_database_there(sites: dict[str, Si
     for number in range(10):
         begin(sites, str(number))
     rounds(sites.values())
-    found = receive_all(north) + receive_all(sites["south"])
-    assert len(found) == 10
+    messages = receive_all(north) + receive_all(sites["south"])
+    assert len(messages) == 10
     assert copy.receive(STOCK_QUEUE) == []
     assert waiting_messages(west.database) == 0
 

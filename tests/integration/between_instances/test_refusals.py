@@ -75,9 +75,9 @@ def test_a_refusal_is_reported_at_the_target_and_at_the_sender(two: Two, monkeyp
     two.west.database.create_route(KEPT_SERVICE, service_name=KEPT_SERVICE, address=two.east.address)
     handle = two.west.database.begin_dialog(ORDERS, KEPT_SERVICE, contract=CONTRACT, encryption=False)
     two.west.database.send(handle, ORDER, b"x")
-    found = wait_for_finding(two.east, "Refused here", "8401", "does not have permission to receive", KEPT_SERVICE)
-    assert found["subject"] == "peer certificate west"
-    assert "GRANT RECEIVE on the queue" in found["advice"]
+    finding = wait_for_finding(two.east, "Refused here", "8401", "does not have permission to receive", KEPT_SERVICE)
+    assert finding["subject"] == "peer certificate west"
+    assert "GRANT RECEIVE on the queue" in finding["advice"]
     waits = wait_for_finding(two.west, f"service {KEPT_SERVICE}", "nobody has said why")
     assert "servicebroker doctor at the other side" in waits["advice"]
     two.west.database.end_conversation(handle, cleanup=True)
@@ -108,9 +108,9 @@ def test_a_peer_that_is_no_broker_is_reported(two: Two) -> None:
     with socket.create_connection(("127.0.0.1", two.east.port), 10) as stream:
         stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert stream.recv(1000)
-    found = wait_for_finding(two.east, "peer TCP://127.0.0.1", "Refused here", "encryption algorithm")
-    assert found["problem"].count("28027") == 1
-    assert "ALTER ENDPOINT" in found["advice"]
+    finding = wait_for_finding(two.east, "peer TCP://127.0.0.1", "Refused here", "encryption algorithm")
+    assert finding["problem"].count("28027") == 1
+    assert "ALTER ENDPOINT" in finding["advice"]
     report = CliRunner().invoke(app, ["status", "--instance", two.east.url], env={"COLUMNS": "300"}).output
     assert re.search(
         r"1 connection refused with 28027, the last from TCP://127.0.0.1:\d+: Connection handshake failed", report
@@ -145,13 +145,13 @@ def test_a_dropped_certificate_is_found_on_both_sides(two: Two) -> None:
     handle = two.send()
     # some messages may still arrive
     eventually(lambda: "unknown ca" in two.west.status() or not two.send("x", handle=handle))
-    found = wait_for_finding(two.west, "It refuses us", "9751", f"peer {two.east.address}")
-    assert "certificate export here and certificate import at the peer" in found["advice"]
+    finding = wait_for_finding(two.west, "It refuses us", "9751", f"peer {two.east.address}")
+    assert "certificate export here and certificate import at the peer" in finding["advice"]
     wait_for_finding(two.west, f"service {STOCK}", "unknown ca")
-    found = wait_for_finding(
+    finding = wait_for_finding(
         two.east, "peer TCP://127.0.0.1", "Refused here", "28035", "none of those that were imported into this instance"
     )
-    assert "servicebroker certificate import" in found["advice"]
+    assert "servicebroker certificate import" in finding["advice"]
     two.west.database.end_conversation(handle, cleanup=True)
 
 

@@ -205,8 +205,8 @@ def test_errors_are_events_of_the_conversation(pair: Pair, event_log: pytest.Log
     ]
     assert events == ["Received END CONVERSATION WITH ERROR"]
     event_log.clear()
-    gone = pair.west.database.begin_dialog(ORDERS, STOCK, contract="DEFAULT", encryption=False)
-    pair.west.database.send(gone, "DEFAULT", b"x")  # the service does not accept this contract
+    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract="DEFAULT", encryption=False)
+    pair.west.database.send(handle, "DEFAULT", b"x")  # the service does not accept this contract
     pair.rounds()
     events = [fields["subclass"] for fields in event_fields(event_log, "Broker:Conversation")]
     assert events == ["Received Broker Error Message"]

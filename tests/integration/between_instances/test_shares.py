@@ -195,8 +195,8 @@ def test_large_and_small_messages_arrive_once_and_in_order(
         east.route(ORDERS, west)
         converse(west, east, large=3_000_000)
         eventually(lambda: west.sessions == SHARE_COUNT + 1)
-        with psycopg.connect(east.url, autocommit=True) as other:  # one session alone: all shares restart
-            other.execute("select pg_terminate_backend(%s)", [east.second_session])
+        with psycopg.connect(east.url, autocommit=True) as other_connection:  # one session alone: all shares restart
+            other_connection.execute("select pg_terminate_backend(%s)", [east.second_session])
         eventually(lambda: len(east.remembered_counts) == 1)
         converse(west, east)
 

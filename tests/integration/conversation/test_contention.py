@@ -79,7 +79,7 @@ def test_sixteen_senders_and_sixteen_readers_lose_no_message(
     dialogs = [open_dialog(database) for _ in range(16)]
     lasting: int = request.config.option.crowd_seconds
     deadline, patience = time.monotonic() + lasting, 112 + 2 * lasting
-    done = threading.Event()
+    done_event = threading.Event()
     taken: dict[UUID, list[int]] = {target: [] for _, target in dialogs}
 
     with Instance(database.instance.url, connections=40, upkeep=None) as instance:
@@ -96,7 +96,7 @@ def test_sixteen_senders_and_sixteen_readers_lose_no_message(
         def read(seed: float) -> None:
             choice = random.Random(seed)
             while True:
-                finished = done.is_set()
+                finished = done_event.is_set()
                 with crowd.transaction() as transaction:
                     messages = transaction.receive(STOCK_QUEUE, top=choice.choice([1, 5, None]))
                     for message in messages:
@@ -110,7 +110,7 @@ def test_sixteen_senders_and_sixteen_readers_lose_no_message(
             run_together(
                 *[partial(send, initiator, seeded_random.random()) for initiator, _ in dialogs], seconds=patience
             )
-            done.set()
+            done_event.set()
 
         def deadlocks() -> int:
             text = "select deadlocks from pg_stat_database where datname = current_database()"

@@ -122,14 +122,14 @@ def test_groups(fresh_database: sb.Database, take_events: Told) -> None:
     assert take_events()[0] == ("Create", "group", "")
     second = begin(database, related_conversation=first)
     assert take_events() == [("BEGIN DIALOG", "initiator", "SO")]
-    other = begin(database)
+    other_handle = begin(database)
     take_events()
-    database.move_conversation(other, group)
+    database.move_conversation(other_handle, group)
     assert take_events() == [("Drop", "group", "")]
     for handle in (first, second):
         database.end_conversation(handle)
     assert "group" not in {role for _, role, _ in take_events()}
-    database.end_conversation(other)
+    database.end_conversation(other_handle)
     assert take_events()[-1] == ("Drop", "group", "")
 
 

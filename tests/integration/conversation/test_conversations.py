@@ -242,14 +242,14 @@ def test_a_group_in_which_a_dialog_begins_survives_the_last_conversation(databas
     database.end_conversation(initiator)
     assert state(database, initiator) == "DO"
     with database.transaction() as transaction:
-        begun = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, related_conversation_group=group)
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, related_conversation_group=group)
         ended = in_thread(database.end_conversation, target)
         wait_until_blocked(database)
     ended.result(10)
     assert state(database, initiator) is None
     text = "select count(*) from servicebroker.conversation_groups where conversation_group_id = %s"
     assert query(database, text, group) == [(1,)]
-    database.end_conversation(begun)
+    database.end_conversation(handle)
     assert query(database, text, group) == [(0,)]
 
 

@@ -220,8 +220,8 @@ def test_delays_work_in_transactions_and_pipelines(course: Course) -> None:
         handles = [begin(transaction) for _ in range(3)]
         transaction.send(handles, ORDER, b"all", delay=10)
         with transaction.pipeline() as pipeline:
-            for place, delay in enumerate((None, 20, 20, None)):
-                transaction.send(handles[0], ORDER, str(place), delay=delay)
+            for index, delay in enumerate((None, 20, 20, None)):
+                transaction.send(handles[0], ORDER, str(index), delay=delay)
             transaction.send(handle := begin(transaction), ORDER, b"now")
         assert pipeline.numbers == [1, 2, 3, 4, 0]
     assert course.receive_bodies() == [b"now"]
@@ -237,8 +237,8 @@ def test_delays_work_in_transactions_and_pipelines(course: Course) -> None:
 @pytest.mark.parametrize("number", [0, 1, 2, None, 3])
 def test_cancel(course: Course, number: int | None) -> None:
     database, handle = course.database, begin(course.database)
-    for place, delay in enumerate((60, None, 120)):
-        database.send(handle, ORDER, str(place), delay=delay)
+    for index, delay in enumerate((60, None, 120)):
+        database.send(handle, ORDER, str(index), delay=delay)
     gone = {0: 1, 1: 1, 2: 1, None: 2, 3: 0}[number]
     assert database.cancel_delayed(handle, number) == gone
     left = [b"0", b"1", b"2"] if number == 3 else [b"1"] if number is None else [b"0", b"1", b"2"]
@@ -420,8 +420,8 @@ def test_a_delayed_message_to_another_instance_waits_at_the_sender(make_instance
         pair.rounds()
         assert query(west.database, "select count(*) from servicebroker.transmission_queue") == [(0,)]
         handle = begin_remote(pair, 0)
-        for place, delay in enumerate((60, None, 120)):
-            west.database.send(handle, ORDER, str(place), delay=delay)
+        for index, delay in enumerate((60, None, 120)):
+            west.database.send(handle, ORDER, str(index), delay=delay)
         pair.rounds()
         assert west.database.cancel_delayed(handle, 0) == 1
         pair.rounds()

@@ -171,13 +171,13 @@ def test_a_moved_message_gets_a_new_stamp_and_bucket(database: sb.Database) -> N
 
 
 def test_move_of_a_conversation_without_a_peer(database: sb.Database) -> None:
-    handle, other = begin(database), begin(database)
-    database.move_conversation(handle, group_of(database, other))
+    handle, other_handle = begin(database), begin(database)
+    database.move_conversation(handle, group_of(database, other_handle))
     database.send(handle, ORDER, b"x")
     (message,) = database.receive(STOCK_QUEUE)
     database.send(message.conversation_handle, REPLY, b"y")
     (answer,) = database.receive(ORDERS_QUEUE)
-    assert answer.conversation_group_id == group_of(database, other)
+    assert answer.conversation_group_id == group_of(database, other_handle)
     database.move_conversation(handle, group_of(database, handle))  # a move to the present group
 
 
@@ -195,8 +195,8 @@ def test_a_rolled_back_move_changes_nothing(database: sb.Database) -> None:
 @pytest.mark.feature(79)
 def test_moves_that_are_refused(database: sb.Database, clock: Clock) -> None:
     initiator, target = open_dialog(database)
-    other = begin(database)
-    group = group_of(database, other)
+    other_handle = begin(database)
+    group = group_of(database, other_handle)
     with refused(8418):
         database.move_conversation(None, group)  # type: ignore[arg-type]
     with refused(8420):
@@ -418,8 +418,8 @@ def test_state_is_kept_by_conversation_group(database: sb.Database, seeded_rando
                 messages = transaction.receive(STOCK_QUEUE, top=2)
                 for message in messages:
                     group = message.conversation_group_id
-                    found = transaction.connection.execute(read, (group,)).fetchone()  # type: ignore[call-overload]
-                    count, total = found or (0, 0)
+                    row = transaction.connection.execute(read, (group,)).fetchone()  # type: ignore[call-overload]
+                    count, total = row or (0, 0)
                     values = (group, count + 1, total + int(message.message_body or b""))
                     transaction.connection.execute(write, values)  # type: ignore[call-overload]
                 if choice.random() < 0.2:

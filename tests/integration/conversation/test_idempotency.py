@@ -97,9 +97,9 @@ def test_each_service_and_principal_has_its_own_keys(database: sb.Database) -> N
 def test_a_rollback_frees_the_key(database: sb.Database) -> None:
     with rolled_back(database) as tx:
         lost = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, idempotency_key=KEY)
-    found = begin(database, idempotency_key=KEY)
-    assert found != lost
-    assert not isinstance(found, sb.RepeatedHandle)
+    handle = begin(database, idempotency_key=KEY)
+    assert handle != lost
+    assert not isinstance(handle, sb.RepeatedHandle)
 
 
 def test_a_key_is_forgotten_after_its_time(database: sb.Database) -> None:
@@ -247,15 +247,15 @@ def test_begin_dialog_with_a_priority_decides_the_order_of_receive(database: sb.
 
 
 def test_another_database_has_its_own_priorities(database: sb.Database) -> None:
-    other = database.instance.database(f"{database.name}Other", create=True)
-    other.create_message_type(ORDER)
-    other.create_contract(CONTRACT, {ORDER: "INITIATOR"})
-    other.create_queue("Q")
-    other.create_service("//other/Stock", "Q", [CONTRACT])
+    other_database = database.instance.database(f"{database.name}Other", create=True)
+    other_database.create_message_type(ORDER)
+    other_database.create_contract(CONTRACT, {ORDER: "INITIATOR"})
+    other_database.create_queue("Q")
+    other_database.create_service("//other/Stock", "Q", [CONTRACT])
     handle = begin(database, to="//other/Stock", priority=9)
     database.send(handle, ORDER, b"")
     assert priorities(database, handle) == [9, 5]
-    (message,) = other.receive("Q")
+    (message,) = other_database.receive("Q")
     assert message.priority == 5
 
 

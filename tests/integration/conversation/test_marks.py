@@ -90,8 +90,8 @@ def pages_of_a_receive(database: sb.Database, arguments: str = "1, now()", times
 
 def test_a_message_that_is_numbered_early_and_committed_late_is_received(database: sb.Database) -> None:
     survey_always(database)
-    late, other = begin(database), begin(database)
-    for handle in (late, other):
+    late, other_handle = begin(database), begin(database)
+    for handle in (late, other_handle):
         database.send(handle, ORDER, b"open")
     with open_one_session(database) as reader:
         receive_all(reader)
@@ -99,7 +99,7 @@ def test_a_message_that_is_numbered_early_and_committed_late_is_received(databas
             slow.send(late, ORDER, b"first")
             for _ in range(3):
                 for number in range(20):
-                    database.send(other, ORDER, b"%d" % number)
+                    database.send(other_handle, ORDER, b"%d" % number)
                 assert len(receive_all(reader)) == 20
                 time.sleep(0.02)
             slow.send(late, ORDER, b"second")
@@ -110,15 +110,15 @@ def test_a_message_that_is_numbered_early_and_committed_late_is_received(databas
 def test_marks_that_depend_on_an_open_transaction(database: sb.Database, ends: str) -> None:
     """Marks advance past an open transaction after a while, and return to its rows once it has ended."""
     survey_always(database)
-    late, other = begin(database), begin(database)
-    for handle in (late, other):
+    late, other_handle = begin(database), begin(database)
+    for handle in (late, other_handle):
         database.send(handle, ORDER, b"open")
     with open_one_session(database) as reader, psycopg.connect(database.instance.url) as slow:
         receive_all(reader)
         database.join(slow).send(late, ORDER, b"late")
         conditional = False
         for number in range(40):
-            database.send(other, ORDER, b"%d" % number)
+            database.send(other_handle, ORDER, b"%d" % number)
             assert bodies(receive_all(reader)) == [b"%d" % number]
             conditional = conditional or marks(reader)[10] == 1
             time.sleep(0.001)
@@ -126,7 +126,7 @@ def test_marks_that_depend_on_an_open_transaction(database: sb.Database, ends: s
         assert marks(reader)[4] > 20
         slow.commit() if ends == "commit" else slow.rollback()
         assert bodies(receive_all(reader)) == ([b"late"] if ends == "commit" else [])
-        database.send(other, ORDER, b"end")
+        database.send(other_handle, ORDER, b"end")
         assert bodies(receive_all(reader)) == [b"end"]
         assert marks(reader)[10] == 0
 
@@ -235,13 +235,13 @@ def test_consumed_messages_of_a_group_are_not_read_again(database: sb.Database, 
 
 @pytest.mark.slow
 def test_a_sender_that_stays_open_does_not_slow_down_receive(database: sb.Database) -> None:
-    handle, other = begin(database), begin(database)
-    for one in (handle, other):
+    handle, other_handle = begin(database), begin(database)
+    for one in (handle, other_handle):
         database.send(one, ORDER, b"open")
     with open_one_session(database) as reader:
         receive_all(reader)
         with old_transaction(database, writes=False), database.transaction() as slow:
-            slow.send(other, ORDER, b"late")
+            slow.send(other_handle, ORDER, b"late")
             for _ in range(10):
                 database.send_batch(handle, ORDER, [b"x" * 100] * 1000)
                 assert len(receive_all(reader)) == 1000

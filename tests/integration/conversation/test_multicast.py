@@ -85,11 +85,11 @@ def test_one_message_on_several_conversations_is_stored_once(fresh_database: sb.
     assert database.send(handles, ORDER, b"next") == [2, 1, 2, 1, 2]
     database.send(handles[0], ORDER, b"alone")
     assert count_bodies(database) == (2, 10)
-    found = receive_all(database)
-    assert len(found) == 5
+    bodies_by_handle = receive_all(database)
+    assert len(bodies_by_handle) == 5
     for handle in handles:
         alone = [b"alone"] if handle == handles[0] else []
-        assert found[peer_handle(database, handle)] == [BODY, b"next", *alone]
+        assert bodies_by_handle[peer_handle(database, handle)] == [BODY, b"next", *alone]
     assert count_bodies(database) == (0, 0)
 
 
@@ -126,12 +126,12 @@ def test_the_body_is_stored_once(fresh_database: sb.Database) -> None:
 def test_a_multicast_reaches_both_sides_and_several_databases(fresh_database: sb.Database) -> None:
     database = fresh_database
     initiator, target = open_dialog(database)
-    other = database.instance.database("Other", create=True)
-    other.create_message_type(DOCUMENT, "EMPTY")
-    other.create_message_type(ORDER)
-    other.create_contract(CONTRACT, {ORDER: "INITIATOR", DOCUMENT: "ANY"})
-    other.create_queue(STOCK_QUEUE)
-    other.create_service("//other/Stock", STOCK_QUEUE, [CONTRACT])
+    other_database = database.instance.database("Other", create=True)
+    other_database.create_message_type(DOCUMENT, "EMPTY")
+    other_database.create_message_type(ORDER)
+    other_database.create_contract(CONTRACT, {ORDER: "INITIATOR", DOCUMENT: "ANY"})
+    other_database.create_queue(STOCK_QUEUE)
+    other_database.create_service("//other/Stock", STOCK_QUEUE, [CONTRACT])
     far = begin(database, "//other/Stock")
     assert database.send([target, initiator, far], DOCUMENT, "<a/>") == [0, 1, 0]
     (message,) = database.receive(ORDERS_QUEUE, conversation_handle=initiator)
@@ -173,14 +173,14 @@ def test_when_one_handle_is_refused_nothing_is_sent(fresh_database: sb.Database,
     database.receive(STOCK_QUEUE)
     database.end_conversation(peer_handle(database, ended))
     database.create_contract("//test/Other", {REPLY: "INITIATOR"})
-    other = database.begin_dialog(ORDERS, STOCK, contract="//test/Other")
+    other_handle = database.begin_dialog(ORDERS, STOCK, contract="//test/Other")
     clock.jump(seconds=2)
     unknown = uuid4()
     cases = [
         ([good, unknown, ended], ORDER, b"x", 8426, str(unknown)),
         ([good, new, ended], ORDER, b"x", 8429, "'DI'"),
         ([good, expired], ORDER, b"x", 8429, "'ER'"),
-        ([good, other], ORDER, b"x", 8431, ORDER),
+        ([good, other_handle], ORDER, b"x", 8431, ORDER),
         ([good, new], REPLY, b"x", 8432, REPLY),
         ([good, target], ORDER, b"x", 8434, ORDER),
         ([good, new], "//no/type", b"x", 8428, "//no/type"),
@@ -421,7 +421,7 @@ def test_concurrent_multicasts_and_readers_leave_no_body(
     targets = {handle: peer_handle(database, handle) for handle in handles}
     sent: dict[UUID, list[bytes]] = {target: [] for target in targets.values()}
     received: dict[UUID, list[bytes | None]] = {target: [] for target in targets.values()}
-    done = threading.Event()
+    done_event = threading.Event()
 
     def send(name: int, seed: float) -> None:
         choice = random.Random(seed)
@@ -449,11 +449,11 @@ def test_concurrent_multicasts_and_readers_leave_no_body(
         return messages
 
     choices = [random.Random(seeded_random.random()) for _ in range(3)]
-    readers = [in_thread(drain, partial(read, choice), done) for choice in choices]
+    readers = [in_thread(drain, partial(read, choice), done_event) for choice in choices]
     senders = [in_thread(partial(send, name, seeded_random.random())) for name in range(6)]
     for future in senders:
         future.result(120)
-    done.set()
+    done_event.set()
     for future in readers:
         future.result(120)
     for target, contents in received.items():

@@ -178,14 +178,14 @@ def test_statements_of_the_application_see_the_new_dialog(cached_database: sb.Da
         assert tx.connection.execute(text, (handle,)).fetchall() == [("SO",)]
         tx.send(handle, ORDER, b"1")
         assert tx.connection.execute(text, (handle,)).fetchall() == [("CO",)]
-        other = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-        tx.send(other, ORDER, b"2")
-        assert tx.connection.execute(text, (other,)).fetchall() == [("CO",)]
+        other_handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        tx.send(other_handle, ORDER, b"2")
+        assert tx.connection.execute(text, (other_handle,)).fetchall() == [("CO",)]
         assert tx.receive(STOCK_QUEUE, top=None)
         locks = (
             "select count(*) from pg_locks where locktype = 'advisory' and objid = uuid_hash(%s)::bigint & 4294967295"
         )
-        assert tx.connection.execute(locks, (group_of_in(tx, other),)).fetchall() == [(1,)]
+        assert tx.connection.execute(locks, (group_of_in(tx, other_handle),)).fetchall() == [(1,)]
     assert state(cached_database, handle) == "CO"
 
 
@@ -282,8 +282,8 @@ def test_alterations_invalidate_a_cached_target(cached_database: sb.Database, na
     cached_database.create_service(target, STOCK_QUEUE, [CONTRACT])
     for _ in range(2):
         begin_and_send(cached_database, to=target)
-    with sb.open(cached_database.instance.url, upkeep=None) as other:
-        ALTERATIONS[name](other.database(cached_database.name), target)
+    with sb.open(cached_database.instance.url, upkeep=None) as other_instance:
+        ALTERATIONS[name](other_instance.database(cached_database.name), target)
     outcomes = []
     for _ in range(2):  # the second run uses the cache
         outcomes.append(outcome(cached_database, target))
@@ -314,8 +314,8 @@ def test_commit_refuses_a_service_dropped_meanwhile(cached_database: sb.Database
     with refused(8423, ORDERS), cached_database.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         tx.send(handle, ORDER, b"x")
-        with sb.open(cached_database.instance.url, upkeep=None) as other:
-            other.database(cached_database.name).drop_service(ORDERS)
+        with sb.open(cached_database.instance.url, upkeep=None) as other_instance:
+            other_instance.database(cached_database.name).drop_service(ORDERS)
     assert state(cached_database, handle) is None
 
 
@@ -491,10 +491,10 @@ def test_conversations_of_a_principal_are_one_statement_while_permitted(departin
 
 def test_alterations_invalidate_a_cached_route(departing: sb.Database) -> None:
     """A client with a cached route and a new client get the same result, during an alteration and after it."""
-    with sb.open(departing.instance.url, upkeep=None) as other:
+    with sb.open(departing.instance.url, upkeep=None) as other_instance:
         for name, changes in DEPARTURE_CHANGES.items():
             for change in changes:
-                change(other.database(departing.name))
+                change(other_instance.database(departing.name))
                 outcomes = [outcome(departing, AWAY)]
                 with sb.open(departing.instance.url, upkeep=None) as fresh:
                     outcomes += [outcome(fresh.database(departing.name), AWAY), outcome(departing, AWAY)]

@@ -186,7 +186,7 @@ def test_no_message_is_lost_when_space_is_given_back_under_load(
     database: sb.Database, seeded_random: random.Random
 ) -> None:
     """The queue becomes empty repeatedly. No message is lost with the truncated table."""
-    done = threading.Event()
+    done_event = threading.Event()
     handles = [begin(database) for _ in range(4)]
     taken: list[list[sb.Message]] = [[] for _ in range(3)]
     given_back: list[bool] = []
@@ -202,24 +202,24 @@ def test_no_message_is_lost_when_space_is_given_back_under_load(
             handle = handles[choice.randrange(4)]
             with database.transaction() as transaction:
                 transaction.send(handle, ORDER, b"%d" % number)
-                done.wait(choice.random() / 200)
+                done_event.wait(choice.random() / 200)
 
     def read(mine: list[sb.Message]) -> None:
         while True:
-            finished = done.is_set()
+            finished = done_event.is_set()
             messages = database.receive(STOCK_QUEUE, wait=0.01)
             mine += messages
             if finished and not messages:
                 return
 
     def cut_queue() -> None:
-        while not done.is_set():
+        while not done_event.is_set():
             given_back.append(give_back(database))
-            done.wait(0.002)
+            done_event.wait(0.002)
 
     def send_all() -> None:
         run_together(*[partial(send, seeded_random.random()) for _ in range(3)])
-        done.set()
+        done_event.set()
 
     run_together(send_all, cut_queue, *[partial(read, mine) for mine in taken])
     assert sum(map(len, taken)) == len(sent)

@@ -443,8 +443,8 @@ def test_a_lost_connection_during_the_label_lookup_is_retried(
 
     monkeypatch.setattr(servicebroker.engine.catalog.catalog, "find_labels", lose_connection)
     assert database.receive(STOCK_QUEUE) == []  # fills the cache of names
-    with sb.open(database.instance.url, upkeep=None) as other:
-        other_database = other.database(database.name)
+    with sb.open(database.instance.url, upkeep=None) as other_instance:
+        other_database = other_instance.database(database.name)
         other_database.create_message_type("//test/New")
         other_database.create_contract("//test/New", {"//test/New": "INITIATOR"})
         other_database.alter_service(STOCK, add_contracts=["//test/New"])

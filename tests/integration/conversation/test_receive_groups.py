@@ -31,8 +31,8 @@ pytestmark = pytest.mark.both_apis
 def test_messages_are_returned_group_by_group_from_the_oldest(database: sb.Database) -> None:
     handles = [begin(database) for _ in range(5)]
     for number in range(3):
-        for place, handle in enumerate(handles):
-            database.send(handle, ORDER, b"%d%d" % (place, number))
+        for index, handle in enumerate(handles):
+            database.send(handle, ORDER, b"%d%d" % (index, number))
     assert bodies(database.receive(STOCK_QUEUE, top=2, groups=3)) == [b"00", b"01", b"10", b"11", b"20", b"21"]
     assert bodies(database.receive(STOCK_QUEUE, groups=10)) == [
         b"30", b"31", b"32", b"40", b"41", b"42", b"02", b"12", b"22",

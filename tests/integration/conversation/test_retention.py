@@ -402,7 +402,7 @@ def test_a_queue_disabled_by_poison_messages_keeps_its_messages(database: sb.Dat
 def test_concurrent_senders_readers_and_ends(database: sb.Database, seeded_random: random.Random) -> None:
     """Transactions are rolled back and RETENTION is toggled. No row remains when all conversations have ended."""
     tolerate_rollbacks(database)
-    done = threading.Event()
+    done_event = threading.Event()
     dialogs = [open_dialog(database) for _ in range(6)]
 
     def send(initiator: UUID, target: UUID) -> None:
@@ -414,7 +414,7 @@ def test_concurrent_senders_readers_and_ends(database: sb.Database, seeded_rando
     def read(seed: float) -> None:
         choice = random.Random(seed)
         while True:
-            finished = done.is_set()
+            finished = done_event.is_set()
             with rolled_back(database) if choice.random() < 0.3 else database.transaction() as transaction:
                 messages = transaction.receive(STOCK_QUEUE, top=choice.choice([1, 4, None]))
                 if messages and choice.random() < 0.3:
@@ -425,7 +425,7 @@ def test_concurrent_senders_readers_and_ends(database: sb.Database, seeded_rando
     def alter() -> None:
         for number in range(10):
             database.alter_queue(STOCK_QUEUE, retention=number % 2 == 0)
-            done.wait(0.05)
+            done_event.wait(0.05)
 
     readers = [in_thread(partial(read, seeded_random.random())) for _ in range(3)]
     work = [in_thread(send, *dialog) for dialog in dialogs] + [in_thread(alter)]
@@ -434,7 +434,7 @@ def test_concurrent_senders_readers_and_ends(database: sb.Database, seeded_rando
     for initiator, target in dialogs:  # while the readers go on
         in_thread(database.end_conversation, target).result(30)
         in_thread(database.end_conversation, initiator).result(30)
-    done.set()
+    done_event.set()
     for future in readers:
         future.result(120)
     assert rows(database) == rows(database, ORDERS_QUEUE) == []

@@ -135,16 +135,16 @@ def test_a_deferred_dialog_leaves_no_lock(database: sb.Database, undo: bool) -> 
 @pytest.mark.parametrize("verb", ["begin", "related", "timer", "end", "get", "move"])
 def test_every_verb_that_locks_keeps_its_lock(database: sb.Database, verb: str) -> None:
     initiator, target = open_dialog(database)
-    other = begin(database)
+    other_handle = begin(database)
     database.send(initiator, ORDER, b"1")
     with database.transaction() as transaction:
         do: dict[str, Callable[[], object]] = {
             "begin": lambda: transaction.begin_dialog(ORDERS, STOCK),
-            "related": lambda: transaction.begin_dialog(ORDERS, STOCK, related_conversation=other),
+            "related": lambda: transaction.begin_dialog(ORDERS, STOCK, related_conversation=other_handle),
             "timer": lambda: transaction.begin_conversation_timer(target, 5),
             "end": lambda: transaction.end_conversation(target),
             "get": lambda: transaction.get_conversation_group(STOCK_QUEUE),
-            "move": lambda: transaction.move_conversation(initiator, group_of(database, other)),
+            "move": lambda: transaction.move_conversation(initiator, group_of(database, other_handle)),
         }
         with suppress(Undo), transaction.savepoint():
             do[verb]()

@@ -135,8 +135,8 @@ def test_a_broker_instance_names_the_database(instance: sb.Instance, database: s
     for broker_instance in ("CURRENT DATABASE", own, str(own).upper()):
         database.send(begin(database, broker_instance=broker_instance), ORDER, b"x")
         assert len(database.receive(STOCK_QUEUE)) == 1
-    other = instance.database("OtherTarget", create=True)
-    other_broker = query(database, text, other.database_id)[0][0]
+    other_database = instance.database("OtherTarget", create=True)
+    other_broker = query(database, text, other_database.database_id)[0][0]
     handle = begin(database, broker_instance=other_broker)
     database.send(handle, ORDER, b"x")
     (error,) = database.receive(ORDERS_QUEUE, conversation_handle=handle)

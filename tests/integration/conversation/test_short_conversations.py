@@ -272,8 +272,8 @@ def test_a_queue_that_was_dropped_meanwhile(own_database: sb.Database) -> None:
     answer(database)
     begin_with(database, b"order")
     (message,) = database.receive(STOCK_QUEUE)
-    with sb.open(database.instance.url, upkeep=None) as other:
-        there_database = other.database("Test")
+    with sb.open(database.instance.url, upkeep=None) as other_instance:
+        there_database = other_instance.database("Test")
         there_database.drop_service(ORDERS)
         there_database.drop_queue(ORDERS_QUEUE)
     database.end_conversation(message.conversation_handle)

@@ -63,7 +63,7 @@ def test_readers_and_senders_with_rollbacks_receive_each_message_once_in_order(
     handles = [begin(database) for _ in range(16)]
     received: dict[UUID, list[bytes | None]] = defaultdict(list)  # received numbers, by the target's handle
     numbers: dict[UUID, list[int]] = defaultdict(list)
-    done = threading.Event()
+    done_event = threading.Event()
 
     def send(seed: float) -> None:
         choice = random.Random(seed)
@@ -96,10 +96,10 @@ def test_readers_and_senders_with_rollbacks_receive_each_message_once_in_order(
 
     def send_all() -> None:
         run_together(*[partial(send, seeded_random.random()) for _ in range(4)])
-        done.set()
+        done_event.set()
 
     choices = [random.Random(seeded_random.random()) for _ in range(8)]
-    run_together(send_all, *[partial(drain, partial(read, choice), done) for choice in choices])
+    run_together(send_all, *[partial(drain, partial(read, choice), done_event) for choice in choices])
     assert database.receive(STOCK_QUEUE) == []
     far = "select conversation_handle, send_sequence from servicebroker.conversation_endpoints where is_initiator"
     totals = dict(query(database, far))
@@ -254,8 +254,8 @@ def test_services_created_while_their_messages_are_sent(database: sb.Database, s
 
     def send(handle: UUID, delay: float) -> None:
         threading.Event().wait(delay)
-        for place in range(5):
-            database.send(handle, ORDER, b"%d" % place)
+        for index in range(5):
+            database.send(handle, ORDER, b"%d" % index)
 
     def make(name: str) -> None:
         threading.Event().wait(0.005)

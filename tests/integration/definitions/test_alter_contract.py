@@ -31,8 +31,8 @@ pytestmark = pytest.mark.both_apis
 def test_alter_message_type_changes_the_validation_for_other_processes(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     database.send(handle, ORDER, b"any")
-    with sb.open(database.instance.url) as other:
-        theirs = other.database(database.name)
+    with sb.open(database.instance.url) as other_instance:
+        theirs = other_instance.database(database.name)
         theirs.send(handle, ORDER, b"thing")
         database.alter_message_type(ORDER, "WELL_FORMED_XML")
         theirs.send(handle, ORDER, b"<a/>")  # the cached names of another process are checked

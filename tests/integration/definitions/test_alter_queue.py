@@ -180,16 +180,18 @@ def test_background_work_delivers_parked_messages(database: sb.Database, clock: 
     new = begin(database)
     for each in (handle, new):
         database.send_batch(each, ORDER, [b"1", b"2"])
-    with database.instance.connection() as connection, database.instance.connection() as other:
+    with database.instance.connection() as connection, database.instance.connection() as other_connection:
         run_maintenance(connection, clock())
         assert waiting_messages(database) == 4
         connection.execute("update servicebroker.queues set is_enqueue_enabled = true, is_receive_enabled = true")
-        with other.transaction():
-            other.execute("select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,))  # another session switches
+        with other_connection.transaction():
+            other_connection.execute(
+                "select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,)
+            )  # another session switches
             run_maintenance(connection, clock())  # does not wait for locks
             assert waiting_messages(database) == 4
-        with other.transaction():
-            other.execute(
+        with other_connection.transaction():
+            other_connection.execute(
                 "select from servicebroker.conversation_endpoints where conversation_handle = %s for update", (handle,)
             )
             run_maintenance(connection, clock())
@@ -210,9 +212,9 @@ def test_a_lifetime_ends_while_an_end_waits(fresh_database: sb.Database, clock: 
     database.end_conversation(handle)
     assert state(database, handle) == "DO"
     clock.jump(seconds=61)
-    with database.instance.connection() as connection, database.instance.connection() as other:
-        with other.transaction():
-            other.execute(
+    with database.instance.connection() as connection, database.instance.connection() as other_connection:
+        with other_connection.transaction():
+            other_connection.execute(
                 "select from servicebroker.conversation_endpoints where conversation_handle = %s for update",
                 (message.conversation_handle,),
             )
@@ -399,7 +401,7 @@ def test_senders_and_readers_while_the_queue_goes_off_and_on(
     """4 senders on 8 shared conversations, 3 readers: no message is lost, duplicated or reordered."""
     handles = [begin(database) for _ in range(8)]
     received: dict[UUID, list[int]] = defaultdict(list)
-    stop, done = threading.Event(), threading.Event()
+    stop, done_event = threading.Event(), threading.Event()
 
     def send(seed: float) -> None:
         choice = random.Random(seed)
@@ -426,14 +428,14 @@ def test_senders_and_readers_while_the_queue_goes_off_and_on(
             database.alter_queue(STOCK_QUEUE, status=True)
             stop.wait(choice.random() / 50)
 
-    readers = [in_thread(drain, read, done, 9617) for _ in range(3)]
+    readers = [in_thread(drain, read, done_event, 9617) for _ in range(3)]
     switcher = in_thread(switch)
     for sender in [in_thread(send, seeded_random.random()) for _ in range(4)]:
         sender.result(60)
     stop.set()
     switcher.result(60)
     assert waiting_messages(database) == 0
-    done.set()
+    done_event.set()
     for reader in readers:
         reader.result(60)
     check_numbers(database, handles, received)

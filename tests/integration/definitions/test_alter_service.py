@@ -234,7 +234,7 @@ def test_senders_and_readers_while_the_service_moves(database: sb.Database, seed
     handles = [begin(database) for _ in range(6)]
     received: dict[UUID, list[tuple[int, object]]] = defaultdict(list)
     committed: set[object] = set()
-    done, stop = threading.Event(), threading.Event()
+    done_event, stop = threading.Event(), threading.Event()
     database.create_queue("Second")
 
     def send(seed: float) -> None:
@@ -257,13 +257,13 @@ def test_senders_and_readers_while_the_service_moves(database: sb.Database, seed
                 result_or_none(lambda queue=queue: database.alter_service(STOCK, queue=queue), 8493)
                 stop.wait(seeded_random.random() / 50)
 
-    readers = [in_thread(drain, partial(read, queue), done, 8468) for queue in ("Second", STOCK_QUEUE) * 2]
+    readers = [in_thread(drain, partial(read, queue), done_event, 8468) for queue in ("Second", STOCK_QUEUE) * 2]
     mover = in_thread(move)
     for sender in [in_thread(send, seeded_random.random()) for _ in range(4)]:
         sender.result(60)
     stop.set()
     mover.result(60)
-    done.set()
+    done_event.set()
     for reader in readers:
         reader.result(60)
     numbers = {

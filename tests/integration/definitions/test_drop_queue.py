@@ -53,8 +53,8 @@ def test_a_dropped_queue_leaves_nothing_behind(database: sb.Database) -> None:
 
 
 def test_another_process_that_remembers_a_dropped_queue(database: sb.Database) -> None:
-    with sb.open(database.instance.url) as other:
-        theirs = other.database(database.name)
+    with sb.open(database.instance.url) as other_instance:
+        theirs = other_instance.database(database.name)
         database.create_queue("Short")
         assert theirs.receive("Short") == []
         database.drop_queue("Short")
@@ -77,8 +77,8 @@ def test_another_process_that_remembers_a_dropped_queue(database: sb.Database) -
 
 def test_another_process_that_remembers_where_a_service_was(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
-    with sb.open(database.instance.url) as other:
-        theirs = other.database(database.name)
+    with sb.open(database.instance.url) as other_instance:
+        theirs = other_instance.database(database.name)
         assert theirs.send(handle, ORDER, b"1") == 1
         database.create_queue("Second")
         database.alter_service(STOCK, queue="Second")

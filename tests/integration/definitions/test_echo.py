@@ -142,9 +142,9 @@ def test_another_message_type_is_refused_at_once(database: sb.Database) -> None:
         database.send(handle, ORDER, b"x")
     assert count_echoes(database) == 0
     for service in {name for name, _ in SYSTEM_SERVICES} - {SERVICE_BROKER}:
-        other = database.begin_dialog(ORDERS, service, contract=SERVICE_ECHO)
-        database.send(other, ECHO, b"x")
-        assert errors(database.receive(ORDERS_QUEUE, conversation_handle=other)) == [-8408]
+        other_handle = database.begin_dialog(ORDERS, service, contract=SERVICE_ECHO)
+        database.send(other_handle, ECHO, b"x")
+        assert errors(database.receive(ORDERS_QUEUE, conversation_handle=other_handle)) == [-8408]
 
 
 # ---------------------------------------------------------------- permissions

@@ -251,14 +251,14 @@ def test_one_whose_conversation_was_ended_is_dropped(
 
 
 def test_to_another_database(watched_database: sb.Database) -> None:
-    other = watched_database.instance.database(watched_database.name + "B", create=True)
-    other.create_queue(WATCH_QUEUE)
-    other.create_service(WATCHER, WATCH_QUEUE, [POST])
+    other_database = watched_database.instance.database(watched_database.name + "B", create=True)
+    other_database.create_queue(WATCH_QUEUE)
+    other_database.create_service(WATCHER, WATCH_QUEUE, [POST])
     text = "select service_broker_guid::text from sys.databases where name = %s"
-    ((broker,),) = query(other, text, other.name)
+    ((broker,),) = query(other_database, text, other_database.name)
     notify(watched_database, events=DISABLED, broker_instance=broker)
     poison(watched_database)
-    assert wait_for(other)[0].database_name == watched_database.name
+    assert wait_for(other_database)[0].database_name == watched_database.name
     assert receive_events(watched_database) == []
 
 

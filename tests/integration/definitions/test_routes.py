@@ -211,11 +211,11 @@ def test_an_expired_route_is_ignored_and_revived(database: sb.Database, clock: C
     assert len(routes(database)) == 1  # ignored, not deleted
     database.alter_route("ToStock", lifetime=60)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
-    other = begin(database)
-    database.send(other, ORDER, b"2")
+    other_handle = begin(database)
+    database.send(other_handle, ORDER, b"2")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
     clock.jump(seconds=61)
-    database.send(other, ORDER, b"3")  # a conversation that has found its target needs no route
+    database.send(other_handle, ORDER, b"3")  # a conversation that has found its target needs no route
     assert bodies(database.receive(STOCK_QUEUE)) == [b"3"]
 
 

@@ -208,8 +208,8 @@ def _identifier(database: sb.Database) -> UUID:
 
 
 def test_another_process_notices_that_a_collection_has_changed(typed_database: sb.Database) -> None:
-    with sb.open(typed_database.instance.url, upkeep=None) as other:
-        second_database = other.database(typed_database.name)
+    with sb.open(typed_database.instance.url, upkeep=None) as other_instance:
+        second_database = other_instance.database(typed_database.name)
         handle = second_database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         second_database.send(handle, DOCUMENT, VALID)
         typed_database.alter_xml_schema_collection(COLLECTION, schema("mark", "xs:string"))

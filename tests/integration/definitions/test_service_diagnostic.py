@@ -122,9 +122,9 @@ def test_names_that_xml_writes_otherwise(database: sb.Database) -> None:
 
 
 def test_a_service_of_another_database_is_not_told(database: sb.Database) -> None:
-    other = database.instance.database(database.name + "Other", create=True)
-    other.create_queue("q")
-    other.create_service("//other/Service", "q")
+    other_database = database.instance.database(database.name + "Other", create=True)
+    other_database.create_queue("q")
+    other_database.create_service("//other/Service", "q")
     assert ask(database, "//other/Service") == description_messages(database, "//other/Service", "UNKNOWN")
 
 

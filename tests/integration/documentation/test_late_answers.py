@@ -180,7 +180,7 @@ def test_no_reservation_of_the_story_is_lost(
         with db.transaction() as tx:
             tx.connection.execute("create table stock (item text primary key, pieces int not null)")
             tx.connection.execute("insert into stock select n, 1 from generate_series(0, %s) n", (wanted - 1,))
-        run_together(*(partial(customer, place) for place in range(customers)), killer, seconds=1200)
+        run_together(*(partial(customer, index) for index in range(customers)), killer, seconds=1200)
         with worker() as process:
             eventually(lambda: not query(db, "select from shop_dbo.stockqueue"))
             process.send_signal(signal.SIGTERM)

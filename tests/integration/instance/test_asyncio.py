@@ -193,8 +193,8 @@ def test_a_receive_that_is_cancelled_after_its_commit_returns_its_messages(loop:
             return await rows(database, waits % f"servicebroker.{table}") == [(1,)]
 
         assert await database.receive(STOCK_QUEUE) == []  # the current names are cached
-        with sb.open(database.instance.url, upkeep=None) as other:
-            await asyncio.to_thread(send, other.database(database.name))
+        with sb.open(database.instance.url, upkeep=None) as other_instance:
+            await asyncio.to_thread(send, other_instance.database(database.name))
         async with await psycopg.AsyncConnection.connect(database.instance.url) as locking:
             await locking.execute(f"lock servicebroker.{table}".encode())
             receiving = asyncio.create_task(database.receive(STOCK_QUEUE))
@@ -475,16 +475,16 @@ def test_an_end_that_is_cancelled_at_any_await_is_never_half_done(loop: LoopBed,
         async def check(ended: bool | None) -> None:
             nonlocal target
             await nothing_is_left_open(database)
-            told = await database.receive(ORDERS_QUEUE)
+            messages = await database.receive(ORDERS_QUEUE)
             open_still = await rows(
                 database,
                 "select from servicebroker.conversation_endpoints "
                 f"where conversation_handle = '{target}' and state in ('CO', 'DI')",
             )
-            assert len(told) + len(open_still) == 1, "either the peer was told, or the conversation goes on"
+            assert len(messages) + len(open_still) == 1, "either the peer was told, or the conversation goes on"
             if ended:
-                assert told
-            if told:
+                assert messages
+            if messages:
                 target = await target_of_new_conversation()
 
         assert await cancel_everywhere(work, check) >= 2

@@ -67,18 +67,18 @@ def test_the_connection_error_quotes_the_server(
             database.send(begin(database), ORDER, b"one")
         assert "all 2 connections of this instance are in use" in str(error.value)
     elsewhere = psycopg.conninfo.make_conninfo(url, dbname="postgres")
-    with sb.open(url, upkeep=None) as instance, psycopg.connect(elsewhere, autocommit=True) as other:
+    with sb.open(url, upkeep=None) as instance, psycopg.connect(elsewhere, autocommit=True) as other_connection:
         database = instance.database("Shop")
         handle = begin(database)
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
         with database.transaction() as first, database.transaction() as second:
             begin(first), begin(second)
-            other.execute(f'alter database "{name}" allow_connections false')
+            other_connection.execute(f'alter database "{name}" allow_connections false')
             try:
                 with pytest.raises(sb.InstanceError) as error:
                     database.send(handle, ORDER, b"one")
             finally:
-                other.execute(f'alter database "{name}" allow_connections true')
+                other_connection.execute(f'alter database "{name}" allow_connections true')
         assert "in use" not in str(error.value)
         assert "not currently accepting connections" in str(error.value)
 

@@ -75,8 +75,8 @@ def test_spare_connections_are_closed_with_the_instance(make_instance_url: Calla
         database = instance.database("Test")
         begin(database)
     ours = "select from pg_stat_activity where datname = current_database() and application_name = 'servicebroker'"
-    with psycopg.connect(url, autocommit=True) as other:
-        eventually(lambda: not other.execute(ours).fetchall())
+    with psycopg.connect(url, autocommit=True) as other_connection:
+        eventually(lambda: not other_connection.execute(ours).fetchall())
     assert pool.get_stats()["pool_available"] == 0
     with pytest.raises(sb.InstanceError, match="closed"):
         database.send(UUID(int=1), ORDER, b"")

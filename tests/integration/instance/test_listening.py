@@ -30,10 +30,10 @@ def test_the_listener_sleeps_until_a_notification(instance: Instance) -> None:
         before = switches()
         time.sleep(1.2)
         assert switches() == before, "nothing has come, and it got up"
-        with psycopg.connect(instance.url, autocommit=True) as other:
-            other.execute("notify of_a_test, 'first'")
+        with psycopg.connect(instance.url, autocommit=True) as other_connection:
+            other_connection.execute("notify of_a_test, 'first'")
             assert heard.get(timeout=10) == "first"
-            other.execute("notify of_a_test, 'second'")
+            other_connection.execute("notify of_a_test, 'second'")
             assert heard.get(timeout=10) == "second"
         listener.check()
         ended_at = time.monotonic()
@@ -41,8 +41,13 @@ def test_the_listener_sleeps_until_a_notification(instance: Instance) -> None:
 
 
 def test_a_lost_connection_is_told_and_ends_as_well(instance: Instance) -> None:
-    with listening(instance.url, ("of_a_test",), print, name=NAME) as listener, psycopg.connect(instance.url) as other:
-        other.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", [NAME])
+    with (
+        listening(instance.url, ("of_a_test",), print, name=NAME) as listener,
+        psycopg.connect(instance.url) as other_connection,
+    ):
+        other_connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", [NAME]
+        )
         until = time.monotonic() + 10
         with pytest.raises(psycopg.OperationalError):
             while time.monotonic() < until:

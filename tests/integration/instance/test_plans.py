@@ -279,7 +279,7 @@ def test_tables_written_by_send_have_no_check_constraint(filled_database: sb.Dat
     """PostgreSQL reads and compiles it anew for each statement."""
     tables = ["conversation_endpoints", "transmission_queue", f"queue_{queue_number(filled_database, STOCK_QUEUE)}"]
     checks = "select conname from pg_constraint where contype = 'c' and conrelid = to_regclass('servicebroker.' || %s)"
-    assert [found for table in tables for found in query(filled_database, checks, table)] == []
+    assert [row for table in tables for row in query(filled_database, checks, table)] == []
 
 
 def test_the_security_of_a_conversation_is_checked_by_a_trigger(filled_database: sb.Database) -> None:

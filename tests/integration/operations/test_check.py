@@ -344,9 +344,9 @@ def test_mend_recreates_views_and_functions(make_instance_url: Callable[[], str]
     look = run_command("doctor", "--instance", url)
     assert "the view sys.events is missing" in look.stdout
     assert "check --mend" in look.stdout
-    found = run_command("check", "--instance", url)
-    assert found.returncode == 1
-    assert found.stdout.count("Msg 3859") == 4  # the view, its trigger is missing and it is without, the function
+    result = run_command("check", "--instance", url)
+    assert result.returncode == 1
+    assert result.stdout.count("Msg 3859") == 4  # the view, its trigger is missing and it is without, the function
     mended = run_command("check", "--mend", "--instance", url)
     assert (mended.returncode, mended.stdout.splitlines()[-1]) == (0, "0 problems found.")
 

@@ -307,9 +307,9 @@ def test_every_action_needs_the_role_to_act(
         "/pipelines/0/replay": {"type": "Order"},
     }
     forms["/i/0/act/replay-edited"]["body"] = "good"
-    other = psycopg.connect(database.instance.url)
-    request.addfinalizer(other.close)
-    forms["/i/0/act/end-session"] = {"pid": str(other.info.backend_pid)}
+    other_connection = psycopg.connect(database.instance.url)
+    request.addfinalizer(other_connection.close)
+    forms["/i/0/act/end-session"] = {"pid": str(other_connection.info.backend_pid)}
     assert {path.rpartition("/")[2] for path in forms if path.startswith("/i/")} == set(ACTIONS)
 
     def let_in(role: Role) -> None:

@@ -122,8 +122,8 @@ def test_each_action_on_a_conversation_does_what_its_button_says(database: sb.Da
     def press(shown: UUID, act: str, **typed: str) -> str:
         return browser.press(browser.page("i/0/conversation", handle=shown), act, **typed)
 
-    handle, other = send_messages(database, (ORDER, b"1")), begin(database)
-    group = group_of(database, other)
+    handle, other_handle = send_messages(database, (ORDER, b"1")), begin(database)
+    group = group_of(database, other_handle)
     assert str(group) in press(handle, "move", group=str(group))
     assert group_of(database, handle) == group
     assert "in 60 seconds" in press(handle, "timer")
@@ -139,9 +139,9 @@ def test_each_action_on_a_conversation_does_what_its_button_says(database: sb.Da
     removed = send_messages(database, (ORDER, b"1"))
     press(removed, "clean-up")
     assert state(database, removed) is None
-    assert f'"{removed}" is not found' in press(other, "move", group=str(uuid4()), handle=str(removed))
-    assert "must be a number" in press(other, "timer", seconds="soon")
-    assert "must be a UUID" in press(other, "move", group="x")
+    assert f'"{removed}" is not found' in press(other_handle, "move", group=str(uuid4()), handle=str(removed))
+    assert "must be a number" in press(other_handle, "timer", seconds="soon")
+    assert "must be a UUID" in press(other_handle, "move", group="x")
 
 
 def test_waiting_messages_are_shown_with_their_reason(database: sb.Database, browser: Browser) -> None:

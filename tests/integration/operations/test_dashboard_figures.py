@@ -137,8 +137,8 @@ def test_the_count_of_many_messages_comes_from_the_statistics(
 
 def test_statements_are_told_by_name(database: sb.Database, browser: Browser) -> None:
     send_messages(database, (ORDER, b"1"))
-    with sb.open(database.instance.url, upkeep=None) as other:
-        other.database(database.name).receive(STOCK_QUEUE)
+    with sb.open(database.instance.url, upkeep=None) as other_instance:
+        other_instance.database(database.name).receive(STOCK_QUEUE)
     assert re.search(
         r"RECEIVE conversation\.receive \d+ % \d+ % [\d,]+ [\d.]+ [\d.]+", browser.text("i/0/statements", all="1")
     )

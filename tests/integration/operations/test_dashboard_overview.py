@@ -123,7 +123,7 @@ def test_a_session_is_ended_after_a_question(
     handle = peer_handle(database, send_messages(database, (ORDER, b"1")))
     monkeypatch.setattr("servicebroker.engine.diagnosis.session_findings.LONG_WAIT", timedelta(0))
     with (
-        psycopg.connect(database.instance.url) as other,
+        psycopg.connect(database.instance.url) as other_connection,
         pytest.raises(sb.InstanceError),
         database.transaction() as transaction,
     ):
@@ -136,7 +136,7 @@ def test_a_session_is_ended_after_a_question(
         assert form.getparent().tag == "details"
         answer = browser.send_form(form.action, dict(form.form_values()))
         assert f"The session {pid} has ended." in words(html.fromstring(answer.text))
-        assert other.execute("select 1").fetchall() == [(1,)]  # another session goes on
+        assert other_connection.execute("select 1").fetchall() == [(1,)]  # another session goes on
         transaction.send(message.conversation_handle, "//test/Reply", b"")
     assert "has ended already" in browser.send_form(form.action, dict(form.form_values())).text
     assert f"END SESSION {pid}" in browser.text("i/0/audit")
@@ -166,13 +166,13 @@ def test_a_page_ends_at_its_deadline_and_the_others_go_on(
     url = fresh_database.instance.url
     browser = browse(url=url)
     browser.page("i/0/dead-letters")
-    with psycopg.connect(url) as other:
-        other.execute("lock table servicebroker.set_aside_messages")
+    with psycopg.connect(url) as other_connection:
+        other_connection.execute("lock table servicebroker.set_aside_messages")
         text = browser.text("i/0/dead-letters")
         assert "another session holds a lock that this page needs" in text
         assert "The figures are from" in text
         assert "does not answer" not in browser.text("i/0/queues")
-        other.execute("lock table servicebroker.transmission_queue")
+        other_connection.execute("lock table servicebroker.transmission_queue")
         text = browser.text("")
         assert "The query of messages that wait failed" in text
         assert "In queues" in text

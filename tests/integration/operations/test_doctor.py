@@ -72,8 +72,8 @@ def test_doctor_reports_problems_of_the_configuration(fresh_database: sb.Databas
     database.create_queue("Idle", activation=sb.Activation("dbo.nobody", 1, "OWNER"))
     database.alter_queue(STOCK_QUEUE, status=False)
     database.create_route("far", service_name="//far", address="TCP://far:4022")
-    other = instance.database("Other", create=True)
-    other.alter(disable_broker=True)
+    other_database = instance.database("Other", create=True)
+    other_database.alter(disable_broker=True)
     findings = json.loads(run_doctor(instance, "--json")[1])["findings"]
     said = {finding["subject"]: finding["problem"] for finding in findings if finding["subject"] != "PostgreSQL"}
     assert said["queue Test.dbo.StockQueue"].startswith("It is OFF")
@@ -229,7 +229,7 @@ def test_a_sender_is_not_counted_as_a_reader(database: sb.Database) -> None:
 
 def test_a_killed_reader_does_not_count_as_a_receiver(database: sb.Database) -> None:
     """The row of a killed reader stays until another reader waits."""
-    begun = begin(database)
+    handle = begin(database)
     code = (
         "import servicebroker, sys; servicebroker.open(sys.argv[1]).database(sys.argv[2]).receive(sys.argv[3], wait=60)"
     )
@@ -240,8 +240,8 @@ def test_a_killed_reader_does_not_count_as_a_receiver(database: sb.Database) -> 
     finally:
         reader.kill()
         reader.wait()
-    database.send_batch(begun, ORDER, [b"1", b"2"])
-    database.send(peer_handle(database, begun), REPLY, b"reply")
+    database.send_batch(handle, ORDER, [b"1", b"2"])
+    database.send(peer_handle(database, handle), REPLY, b"reply")
     with database.instance.connection() as connection:
         table = f"servicebroker.queue_{queue_number(database, ORDERS_QUEUE)}"
         connection.execute(f"update {table} set message_enqueue_time = now() - interval '11 s'")  # type: ignore[call-overload]

@@ -145,9 +145,9 @@ def test_who_holds_a_lock_of_the_broker_for_which_others_wait(database: sb.Datab
     url, number = database.instance.url, 4_711
     with ExitStack() as stack:
         holders = {}
-        for place, lock in enumerate(queries._LOCK_WORDS):
+        for index, lock in enumerate(queries._LOCK_WORDS):
             holder, waiter = (stack.enter_context(psycopg.connect(url, autocommit=True)) for _ in range(2))
-            shared = ("", "_shared") if place % 2 else ("_shared", "")
+            shared = ("", "_shared") if index % 2 else ("_shared", "")
             holder.execute(f"select pg_advisory_lock{shared[0]}({lock}, {number})".encode())
             in_thread(waiter.execute, f"select pg_advisory_lock{shared[1]}({lock}, {number})".encode())
             holders[holder.info.backend_pid] = queries._LOCK_WORDS[lock]

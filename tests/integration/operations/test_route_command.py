@@ -106,7 +106,7 @@ def test_the_explanation_agrees_with_a_send(database: sb.Database) -> None:
 
 
 def test_a_dropped_database_has_no_routes(instance: sb.Instance) -> None:
-    gone = instance.database("gone", create=True)
+    database = instance.database("gone", create=True)
     instance.drop_database("gone")
     with refused(8442):
-        gone.explain_route(STOCK)
+        database.explain_route(STOCK)

@@ -127,8 +127,8 @@ def test_messages_are_counted_by_their_priority(fresh_database: sb.Database, mov
 
 @pytest.mark.feature(200)
 def test_a_process_adds_its_counts_when_it_closes_the_instance(fresh_database: sb.Database, moves: Moves) -> None:
-    with sb.open(fresh_database.instance.url, upkeep=None) as other:
-        database = other.database(fresh_database.name)
+    with sb.open(fresh_database.instance.url, upkeep=None) as other_instance:
+        database = other_instance.database(fresh_database.name)
         begin_and_send = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         database.send(begin_and_send, ORDER, b"x")
         with pytest.raises(BrokerError):
@@ -139,8 +139,8 @@ def test_a_process_adds_its_counts_when_it_closes_the_instance(fresh_database: s
 @pytest.mark.feature(200)
 def test_the_background_adds_them_by_itself(fresh_database: sb.Database) -> None:
     sql = "select coalesce(sum(value), 0) from servicebroker.totals where counter = 'SQL SEND Total'"
-    with sb.open(fresh_database.instance.url) as other:
+    with sb.open(fresh_database.instance.url) as other_instance:
         before = query(fresh_database, sql)[0][0]
-        database = other.database(fresh_database.name)
+        database = other_instance.database(fresh_database.name)
         database.send(database.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"x")
         eventually(lambda: query(fresh_database, sql)[0][0] > before)

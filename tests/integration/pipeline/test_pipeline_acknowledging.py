@@ -304,8 +304,8 @@ def test_a_large_batch_is_acknowledged_while_the_next_one_is_read(feed, reader, 
     feed.dialog(b"a", b"b", b"c", b"d")
     start = reader.initialOffset()
     first = reader.latestOffset(start, ReadMaxRows(2))
-    with feed.database.instance.connection() as other, other.transaction():
-        other.execute(f"select from {feed.table} order by queuing_order limit 1 for update")
+    with feed.database.instance.connection() as other_connection, other_connection.transaction():
+        other_connection.execute(f"select from {feed.table} order by queuing_order limit 1 for update")
         second = reader.latestOffset(first, ReadMaxRows(2))  # waits for nobody
         assert bodies(reader, first, second) == [b"c", b"d"]
         assert feed.waiting_count() == 4
@@ -373,8 +373,8 @@ def test_rows_that_are_deleted_beside_are_waited_for_before_another_window(feed,
     feed.dialog(b"a")
     ended = feed.dialog(b"b", b"c", b"d")
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
-    with ThreadPoolExecutor(1) as thread, feed.database.instance.connection() as other:
-        ((far,),) = other.execute(
+    with ThreadPoolExecutor(1) as thread, feed.database.instance.connection() as other_connection:
+        ((far,),) = other_connection.execute(
             "select far.conversation_handle from servicebroker.conversation_endpoints near "
             "join servicebroker.conversation_endpoints far using (conversation_id) "
             "where near.conversation_handle = %s and not far.is_initiator",
@@ -382,8 +382,8 @@ def test_rows_that_are_deleted_beside_are_waited_for_before_another_window(feed,
         ).fetchall()
         feed.database.end_conversation(far)
         feed.dialog(b"e")
-        with other.transaction():
-            other.execute(f"select from {feed.table} order by queuing_order limit 1 for update")
+        with other_connection.transaction():
+            other_connection.execute(f"select from {feed.table} order by queuing_order limit 1 for update")
             planned = thread.submit(reader.latestOffset, first, ReadMaxRows(1))
             with pytest.raises(TimeoutError):
                 planned.result(0.5)
@@ -410,17 +410,17 @@ def test_without_a_second_connection_rows_are_deleted_on_the_first(
 def test_the_background_deletion_is_not_reported_as_blocking(feed, reader, acknowledge_concurrently, monkeypatch):
     feed.dialog(b"a", b"b")
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
-    begun, over = threading.Event(), threading.Event()
+    begun_event, over = threading.Event(), threading.Event()
 
     def hold(self, offset):
         with self.connection.transaction():
             self.connection.execute("select pg_current_xact_id()")
-            begun.set()
+            begun_event.set()
             over.wait(30)
 
     monkeypatch.setattr(QueueLease, "remove_rows", hold)
     reader.latestOffset(first, ReadMaxRows(1))
-    assert begun.wait(30)
+    assert begun_event.wait(30)
     feed.dialog(b"later")
     progress = reader.reportLatestOffset()
     over.set()

@@ -144,8 +144,8 @@ def test_ten_thousand_short_conversations_and_one_long_one_land_with_bodies_of_a
     path = describe(tmp_path, feed, "sizes", at_most=60_000)
     sent = say_all_sizes(feed)
     cluster.add_worker()
-    done = run_command("pipeline", "run", path, "--once", "--master", cluster.url, timeout=900)
-    assert done.returncode == 0, done.stderr
+    result = run_command("pipeline", "run", path, "--once", "--master", cluster.url, timeout=900)
+    assert result.returncode == 0, result.stderr
     assert feed.waiting_count() == 0
     names = ("lines", "bronze", "quarantine")
     check_all_sizes(*(object_store.fetch_table(endpoint, f"{place}/{name}", tmp_path / name) for name in names), sent)

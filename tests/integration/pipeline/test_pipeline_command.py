@@ -47,10 +47,10 @@ def write(tmp_path):
 
 
 def pipeline(*arguments, code=0):
-    done = run_command("pipeline", *arguments, timeout=500, warnings=True)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    result = run_command("pipeline", *arguments, timeout=500, warnings=True)
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
 
 
 def pipeline_json(*arguments):

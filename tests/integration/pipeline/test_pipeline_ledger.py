@@ -149,9 +149,9 @@ class World:
                 "join servicebroker.services s on s.service_id = e.service_id where s.name = %s and far.state = 'CO' "
                 "order by e.conversation_id"
             )
-            found = connection.execute(sql, (self.feed.from_service,)).fetchall()
+            rows = connection.execute(sql, (self.feed.from_service,)).fetchall()
         talks = {talk.handle: talk for talk in self.talks}
-        return [(handle, group, talks[near]) for handle, group, near in found]
+        return [(handle, group, talks[near]) for handle, group, near in rows]
 
     def move(self):
         self.settle()

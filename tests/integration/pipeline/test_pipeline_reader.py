@@ -103,9 +103,9 @@ def test_a_task_has_the_time_that_it_needs(feed, reader):
     feed.dialog(b"a")
     parts = reader.partitions(start := reader.initialOffset(), reader.latestOffset(start, ALL))
     hurried = f"{feed.options['instance']}&options=-c%20statement_timeout%3D200"
-    with feed.database.instance.connection() as other, ThreadPoolExecutor(1) as task:
-        with other.transaction():
-            other.execute(f"lock table {feed.table} in access exclusive mode")
+    with feed.database.instance.connection() as other_connection, ThreadPoolExecutor(1) as task:
+        with other_connection.transaction():
+            other_connection.execute(f"lock table {feed.table} in access exclusive mode")
             read = [task.submit(list, rows.read(replace(part, instance=hurried))) for part in parts]
             time.sleep(0.8)
         assert sum(batch.num_rows for one in read for batch in one.result(60)) == 1

@@ -138,10 +138,10 @@ def test_no_java_is_one_sentence(monkeypatch, tmp_path):
 
 
 def runs_in_silence(script, folder):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], cwd=folder, capture_output=True, text=True, timeout=500
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 @pytest.mark.full

@@ -105,7 +105,7 @@ def test_every_message_lands_once_in_order_under_rough_writers(feed, land, tmp_p
     query.stop()
     numbers = conversations(tmp_path / "table")
     assert sum(map(len, numbers.values())) == sum(sent) + 1
-    assert all(found == list(range(len(found))) for found in numbers.values())
+    assert all(received_numbers == list(range(len(received_numbers))) for received_numbers in numbers.values())
 
 
 @pytest.mark.sampled(1)
@@ -118,9 +118,9 @@ def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, 
     found = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
     assert found == rows_of_batches
     last = [one for one in query.recentProgress if one["numInputRows"]][-1]
-    told = json.loads(last["sources"][0]["latestOffset"])
-    assert (told["messagesRead"], told["bytesRead"], told["messagesBehind"]) == (40, 60, 0)
-    assert told["queueName"] == feed.queue
+    document = json.loads(last["sources"][0]["latestOffset"])
+    assert (document["messagesRead"], document["bytesRead"], document["messagesBehind"]) == (40, 60, 0)
+    assert document["queueName"] == feed.queue
     assert feed.database.receive(feed.queue) == []  # free, and nothing is left
     assert (feed.waiting_count(), feed.far_states()) == (0, {"CD": 10})
     table = DeltaTable(tmp_path / "table")
@@ -227,7 +227,7 @@ def test_several_queues_of_one_source_land_with_their_names(feed, spark, tmp_pat
 
     for number in range(2):
         for one in feeds:
-            one.dialog(*(b"%s %d" % (one.queue.encode(), place) for place in range(20)))
+            one.dialog(*(b"%s %d" % (one.queue.encode(), index) for index in range(20)))
         run()
         rows = [row for files in rows_by_commit(tmp_path / "table") for rows in files for row in rows]
         assert len(rows) == 40 * (number + 1)

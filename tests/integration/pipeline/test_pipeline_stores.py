@@ -195,9 +195,9 @@ def pipeline_file(folder, feed, head):
 
 
 def run_once(file, messages):
-    done = run_command("pipeline", "run", file, "--once", "--json", timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["queues"][0]["messages"] == messages
+    result = run_command("pipeline", "run", file, "--once", "--json", timeout=500)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["queues"][0]["messages"] == messages
 
 
 @pytest.mark.full

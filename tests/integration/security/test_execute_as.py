@@ -163,7 +163,7 @@ def test_a_refusal_of_revert_ends_the_batch(session: Session) -> None:
     results: list[object] = []
     session.machine.listener = results.append
     session.run("REVERT; PRINT 'not reached'")
-    assert [said.number for said in results if isinstance(said, TsqlError)] == [15196]
+    assert [result.number for result in results if isinstance(result, TsqlError)] == [15196]
     assert len(results) == 1
 
 
@@ -534,8 +534,8 @@ READERS = {
 @pytest.fixture
 def two_shops(fresh_instance: sb.Instance) -> Iterator[Session]:
     """Create two databases: Mallory is db_owner of Shop and guest in Other."""
-    other = fresh_instance.database("Other", create=True)
-    other.execute_tsql(
+    other_database = fresh_instance.database("Other", create=True)
+    other_database.execute_tsql(
         "CREATE TABLE Secrets (Word NVARCHAR(9)); INSERT Secrets VALUES (N'hush'); GRANT CONNECT TO guest\nGO\n"
         "CREATE FUNCTION Words () RETURNS TABLE AS RETURN SELECT Word FROM Secrets"
     )

@@ -117,8 +117,8 @@ def test_alter_authorization_changes_the_owner(database: sb.Database, app: sb.Da
     on = {kind: name}
     database.create_user("Other")
     database.grant("CONTROL", "Other", **on)
-    other = as_user(database, "Other")
-    other.grant("VIEW DEFINITION", APP, **on)
+    other_user = as_user(database, "Other")
+    other_user.grant("VIEW DEFINITION", APP, **on)
     database.alter_authorization(APP, **on)
     assert permissions(database) == set()  # all permissions on it were removed
     app.grant("VIEW DEFINITION", "Other", **on)
@@ -128,11 +128,11 @@ def test_alter_authorization_changes_the_owner(database: sb.Database, app: sb.Da
     with refused(15138, word):
         database.drop_user(APP)
     with refused(15151, name):
-        other.alter_authorization("Other", **on)
+        other_user.alter_authorization("Other", **on)
     app.grant("TAKE OWNERSHIP", "Other", **on)
     with refused(15151, "find the user 'dbo'"):
-        other.alter_authorization("dbo", **on)
-    other.alter_authorization("Other", **on)
+        other_user.alter_authorization("dbo", **on)
+    other_user.alter_authorization("Other", **on)
     with refused(15151):
         app.grant("VIEW DEFINITION", "guest", **on)
     database.drop_user(APP)

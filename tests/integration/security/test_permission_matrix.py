@@ -435,5 +435,5 @@ def test_each_statement_needs_its_permission(session: Session, handle: str, row:
     for number, grant in enumerate(row.grants):
         denied = [*grants_for("Team"), f"DENY {grant} TO Denied"]
         assert outcome(session, "USER = 'Denied'", script, *denied) != 0, f"denied {grant}"
-        without = [each for place, each in enumerate(grants_for("Granted")) if place != number]
+        without = [each for index, each in enumerate(grants_for("Granted")) if index != number]
         assert outcome(session, "USER = 'Granted'", script, *without) != 0, f"without {grant}"

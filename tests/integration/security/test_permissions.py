@@ -364,30 +364,30 @@ def test_messages_that_waited_for_a_service_need_the_permission_when_it_comes(
 def test_the_owner_is_looked_for_in_the_targets_database(
     database: sb.Database, app: sb.Database, postgres_role: str
 ) -> None:
-    other = database.instance.database(database.name + "Far", create=True)
-    define_standard_set(other)
-    other.create_service("//far/Stock", STOCK_QUEUE, [CONTRACT])
+    other_database = database.instance.database(database.name + "Far", create=True)
+    define_standard_set(other_database)
+    other_database.create_service("//far/Stock", STOCK_QUEUE, [CONTRACT])
     service = initiator_of(database, APP)
 
     def outcome() -> list[int]:
         handle = database.begin_dialog(service, "//far/Stock", contract=CONTRACT)
         database.send(handle, ORDER, b"x")
         received = errors(database.receive(ORDERS_QUEUE))
-        other.receive(STOCK_QUEUE)
+        other_database.receive(STOCK_QUEUE)
         return received
 
     assert outcome() == [-8494]  # the sender has no user there: it is guest
-    other.create_user("Same", postgres_role)
-    other.grant("SEND", "Same", service="//far/Stock")
+    other_database.create_user("Same", postgres_role)
+    other_database.grant("SEND", "Same", service="//far/Stock")
     assert outcome() == [-8494]
     database.create_user("Mapped", postgres_role)
     database.alter_authorization("Mapped", service=service)
     assert outcome() == []
-    other.revoke("SEND", "Same", service="//far/Stock")
+    other_database.revoke("SEND", "Same", service="//far/Stock")
     assert outcome() == [-8494]
-    other.grant("SEND", "public", service="//far/Stock")
+    other_database.grant("SEND", "public", service="//far/Stock")
     assert outcome() == []
     handle = database.begin_dialog(ORDERS, "//far/Stock", contract=CONTRACT)  # dbo is dbo everywhere
-    other.deny("SEND", "public", service="//far/Stock")
+    other_database.deny("SEND", "public", service="//far/Stock")
     database.send(handle, ORDER, b"x")
-    assert len(other.receive(STOCK_QUEUE)) == 1
+    assert len(other_database.receive(STOCK_QUEUE)) == 1

@@ -89,10 +89,10 @@ def test_the_application_of_the_how_to_works(shop: sb.Database, url: str) -> Non
             with transaction.savepoint():
                 (answer,) = transaction.receive("OrdersQueue")
             transaction.send(answer.conversation_handle, "//shop/Order", b"again")
-        other = app.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Contract")
-        app.move_conversation(answer.conversation_handle, group_of(shop, other))
+        other_handle = app.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Contract")
+        app.move_conversation(answer.conversation_handle, group_of(shop, other_handle))
         app.end_conversation(answer.conversation_handle)
-        app.end_conversation(other)
+        app.end_conversation(other_handle)
     deliver_now(shop)
     assert bodies(shop.receive("StockQueue")) == [b"again", None]
 
@@ -366,16 +366,16 @@ def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) 
 
 
 def test_a_role_without_a_user_is_guest(shop: sb.Database, url: str) -> None:
-    other = shop.instance.database("Other", create=True)
+    other_database = shop.instance.database("Other", create=True)
     with sb.open(url) as instance:
         with refused(916, "guest", "Other"):
             instance.database("Other")
-        other.grant("CONNECT", "guest")
+        other_database.grant("CONNECT", "guest")
         assert instance.database("Other").user.name == "guest"
-        other.create_user("Mapped", ROLE)
+        other_database.create_user("Mapped", ROLE)
         assert instance.database("Other").user.name == "Mapped"
         with refused(15517):
             instance.database("Other", user="guest")
-        other.add_role_member("db_owner", "Mapped")
-        other.create_queue("q")
+        other_database.add_role_member("db_owner", "Mapped")
+        other_database.create_queue("q")
         assert instance.database("Other").receive("q") == []

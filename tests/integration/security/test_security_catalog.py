@@ -166,24 +166,24 @@ def test_a_certificate_is_exported_and_imported_into_another_database(secure: sb
                 "stock", tmp_path / taken, private_key_file=tmp_path / "stock.key", encryption_password=PASSWORD
             )
     assert not (tmp_path / "new.pem").exists()
-    other = secure.instance.database("Other", create=True)
-    other.create_certificate("theirs", file=tmp_path / "stock.pem")
+    other_database = secure.instance.database("Other", create=True)
+    other_database.create_certificate("theirs", file=tmp_path / "stock.pem")
     with refused(15232):
-        other.create_certificate("again", file=tmp_path / "stock.pem")
+        other_database.create_certificate("again", file=tmp_path / "stock.pem")
     with refused(15556):
-        other.backup_certificate(
+        other_database.backup_certificate(
             "theirs", tmp_path / "x", private_key_file=tmp_path / "y", encryption_password=PASSWORD
         )
-    other.drop_certificate("theirs")
-    other.create_master_key(PASSWORD)
+    other_database.drop_certificate("theirs")
+    other_database.create_master_key(PASSWORD)
     with_key = {"file": tmp_path / "stock.pem", "private_key_file": tmp_path / "stock.key"}
     for wrong in (None, "another password"):
         with refused(15465):
-            other.create_certificate("ours", **with_key, decryption_password=wrong)
-    other.create_certificate("ours", **with_key, decryption_password=PASSWORD)
-    assert rows(secure, "thumbprint", "certificates") == rows(other, "thumbprint", "certificates")
-    other.drop_certificate("ours")
-    other.drop_master_key()
+            other_database.create_certificate("ours", **with_key, decryption_password=wrong)
+    other_database.create_certificate("ours", **with_key, decryption_password=PASSWORD)
+    assert rows(secure, "thumbprint", "certificates") == rows(other_database, "thumbprint", "certificates")
+    other_database.drop_certificate("ours")
+    other_database.drop_master_key()
 
 
 def test_files_that_are_no_certificates(secure: sb.Database, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_prepared_statements_have_a_limit(local: tuple[TdsServer, int], monkeypa
     with RawClient(port) as client:
         client.sign_in("sa", PASSWORD)
         handles = [parse_response(client.call(11, parameter("", INT, None, 1), *text)) for _ in range(4)]
-        assert [one.errors for one in handles] == [[], [], [], [701]]
+        assert [handle.errors for handle in handles] == [[], [], [], [701]]
         client.call(15, parameter("", INT, handles[0].outputs[0]))
         assert parse_response(client.call(11, parameter("", INT, None, 1), *text)).errors == []
 

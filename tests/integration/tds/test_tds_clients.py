@@ -70,7 +70,7 @@ def types_out(client: Client) -> None:
     for expression, text in TYPES_OUT:
         ((found,),) = client.query(f"SELECT {expression} AS v")
         assert found.lower() == text, expression  # drivers write a GUID in either case
-    (row,) = client.query("SELECT " + ", ".join(f"{one} AS c{place}" for place, (one, _) in enumerate(TYPES_OUT)))
+    (row,) = client.query("SELECT " + ", ".join(f"{one} AS c{index}" for index, (one, _) in enumerate(TYPES_OUT)))
     assert [cell.lower() for cell in row] == [text for _, text in TYPES_OUT]
 
 

@@ -304,7 +304,7 @@ def test_reports_show_clients_and_refusals(instance: sb.Instance, port: int, dat
         with RawClient(port) as other:
             other.sign_in("nobody", "wrong", database.name)
         wait_for(lambda: "login" in [refusal.kind for refusal in query(tds_refusals())])
-        (finding,) = judge_clients([], [one for one in query(tds_refusals()) if one.kind == "login"], instance.clock())
+        (finding,) = judge_clients([], [row for row in query(tds_refusals()) if row.kind == "login"], instance.clock())
         assert "login 'nobody' from 127.0.0.1" in finding.problem
         names = {counter.name: counter.values for counter in query(counters())}
         assert names["user_connections"][0][1] >= 1

@@ -86,10 +86,10 @@ def test_check_agrees_with_the_run(instance: sb.Instance, source: str) -> None:
     judged = instance.database("Judged", create=True)
     scripts = [script for script in dict.fromkeys(SOURCES[source]()) if not _WAITING_STATEMENTS.search(script)]
     wrong = []
-    for place, script in enumerate(scripts):
+    for index, script in enumerate(scripts):
         found, numbers = list(check(script)), numbers_of(judged, script)
         if disagreement(script, found, numbers):  # unless by what the scripts before it have made
-            numbers = numbers_of(instance.database(f"Empty{place}", create=True), script)
+            numbers = numbers_of(instance.database(f"Empty{index}", create=True), script)
         if disagreement(script, found, numbers):
             wrong.append(f"{script}\n-- the run: {numbers}; check: {[one for one in found if one.note]}")
     assert not wrong, "\n\n".join(wrong)

@@ -191,9 +191,9 @@ def test_each_statement_sets_rowcount_and_error(mill: sb.Database) -> None:
     many = "SELECT 1 UNION SELECT 2 UNION SELECT 3"
     texts = {text: (rows, 0) for text, rows in ROWCOUNTS.items()} | {text: (0, error) for text, error in FAILED.items()}
     script = ["DELETE T DECLARE @x INT, @rows INT, @error INT DECLARE @found TABLE (place INT, rows INT, error INT)"]
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         script.append(
-            f"{many}\n{text}\nSELECT @rows = @@ROWCOUNT, @error = @@ERROR INSERT @found VALUES ({place}, @rows, @error)"
+            f"{many}\n{text}\nSELECT @rows = @@ROWCOUNT, @error = @@ERROR INSERT @found VALUES ({index}, @rows, @error)"
         )
     *_, found = output_of(mill, "\n".join([*script, "SELECT rows, error FROM @found ORDER BY place"]))
     wrong = {text: got for (text, wanted), got in zip(texts.items(), found, strict=True) if got != wanted}
@@ -224,9 +224,9 @@ def is_free(session: Session) -> bool:
 
 @pytest.mark.parametrize("owner", ["Session", "Transaction"])
 def test_application_locks_exclude_each_other_in_one_database(mill: sb.Database, owner: str) -> None:
-    other = mill.instance.database(f"OtherMill{owner}", create=True)
+    other_database = mill.instance.database(f"OtherMill{owner}", create=True)
     found, wanted = {}, {}
-    with mill.tsql_session() as holder, mill.tsql_session() as seeker, other.tsql_session() as stranger:
+    with mill.tsql_session() as holder, mill.tsql_session() as seeker, other_database.tsql_session() as stranger:
         for (held, mode), end in product(product(MODES, MODES), ("COMMIT", "ROLLBACK")):
             holder.execute("BEGIN TRAN")
             assert taken(holder, held, owner)

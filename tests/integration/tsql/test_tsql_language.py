@@ -539,7 +539,7 @@ def test_defaults_ask_the_session(db: sb.Database) -> None:
         GO
         CREATE FUNCTION TenantOfSession() RETURNS int AS BEGIN RETURN CAST(SESSION_CONTEXT(N'tenant') AS int) END"""
     )
-    found = db.execute_tsql(
+    results = db.execute_tsql(
         """INSERT Asked DEFAULT VALUES
         EXEC sp_set_session_context 'tenant', 5 SET CONTEXT_INFO 0x0102
         INSERT Asked DEFAULT VALUES
@@ -548,11 +548,11 @@ def test_defaults_ask_the_session(db: sb.Database) -> None:
         SELECT n, tenant, CAST(context AS varbinary(2)) FROM Asked
         SELECT DISTINCT spid - @@SPID, server, host, program, first, login, domain, dbo.TenantOfSession() FROM Asked"""
     )
-    assert found.sets[0].rows == [(1, None, None), (2, 5, b"\1\2"), (4, 6, b"\1\2")]
-    assert [row[:5] + row[6:] for row in found.sets[1].rows] == [
+    assert results.sets[0].rows == [(1, None, None), (2, 5, b"\1\2"), (4, 6, b"\1\2")]
+    assert [row[:5] + row[6:] for row in results.sets[1].rows] == [
         (0, "servicebroker", "localhost", "servicebroker", 7, "WORKGROUP", 6)
     ]
-    assert found.sets[1].rows[0][5] == db.execute_tsql("SELECT ORIGINAL_LOGIN()").rows[0][0]
+    assert results.sets[1].rows[0][5] == db.execute_tsql("SELECT ORIGINAL_LOGIN()").rows[0][0]
     for asked in ("@@TRANCOUNT", "@@NESTLEVEL", "@@IDENTITY", "XACT_STATE()"):
         assert error_number(db, f"CREATE TABLE Never (a INT DEFAULT {asked})") == 40515
 

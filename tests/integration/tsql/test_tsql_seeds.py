@@ -135,19 +135,19 @@ def expenses(instance: sb.Instance, request: pytest.FixtureRequest) -> sb.Databa
         name for (name,) in query(instance.database("msdb"), "select name from servicebroker.databases")
     }:
         instance.database("msdb").execute_tsql("DROP DATABASE AdventureWorks")
-    made = instance.database("AdventureWorks", create=True)
-    made.create_message_type(REPORT)
-    made.create_message_type(OTHER)
-    made.create_contract("//s/Expenses", {REPORT: "INITIATOR", OTHER: "INITIATOR"})
-    made.create_queue("ExpenseQueue")
-    made.create_queue("EmployeeQueue")
-    made.create_service("//s/Employee", "EmployeeQueue")
-    made.create_service("//s/Expense", "ExpenseQueue", ["//s/Expenses"])
-    made.execute_tsql(process.replace("https://", request.param))
-    made.execute_tsql(track)
-    made.execute_tsql(table)
-    made.execute_tsql(clear)
-    made.execute_tsql(
+    database = instance.database("AdventureWorks", create=True)
+    database.create_message_type(REPORT)
+    database.create_message_type(OTHER)
+    database.create_contract("//s/Expenses", {REPORT: "INITIATOR", OTHER: "INITIATOR"})
+    database.create_queue("ExpenseQueue")
+    database.create_queue("EmployeeQueue")
+    database.create_service("//s/Employee", "EmployeeQueue")
+    database.create_service("//s/Expense", "ExpenseQueue", ["//s/Expenses"])
+    database.execute_tsql(process.replace("https://", request.param))
+    database.execute_tsql(track)
+    database.execute_tsql(table)
+    database.execute_tsql(clear)
+    database.execute_tsql(
         """
         CREATE TABLE Reports (report NVARCHAR(100) NOT NULL)
         GO
@@ -157,8 +157,8 @@ def expenses(instance: sb.Instance, request: pytest.FixtureRequest) -> sb.Databa
             ELSE
                 INSERT Reports VALUES (@report)"""
     )
-    made.is_as_printed = request.param == "https://"  # type: ignore[attr-defined]
-    return made
+    database.is_as_printed = request.param == "https://"  # type: ignore[attr-defined]
+    return database
 
 
 def begin_expenses(database: sb.Database, text: str, message_type: str = REPORT) -> UUID:

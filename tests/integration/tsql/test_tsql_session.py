@@ -193,7 +193,7 @@ def test_an_empty_receive_keeps_the_old_values_of_variables(database):
 def test_receive_into_a_table_variable_whose_columns_are_spelled_with_capitals(database):
     """The loop of many procedures: all messages of a group into a table, and a cursor over that."""
     database.execute_tsql(SEND_THREE_MESSAGES)
-    found = database.execute_tsql(
+    results = database.execute_tsql(
         f"""DECLARE @Messages TABLE ([Handle] UNIQUEIDENTIFIER, [Number] BIGINT, [xmin] SYSNAME, Body VARBINARY(MAX));
         RECEIVE conversation_handle, message_sequence_number, message_type_name, message_body
         FROM {STOCK_QUEUE} INTO @Messages;
@@ -202,7 +202,7 @@ def test_receive_into_a_table_variable_whose_columns_are_spelled_with_capitals(d
         OPEN each_one; FETCH NEXT FROM each_one INTO @type, @body; CLOSE each_one; DEALLOCATE each_one;
         SELECT @type AS type, CAST(@body AS NVARCHAR(10)) AS body"""
     )
-    assert found.rows == [(ORDER, "first")]
+    assert results.rows == [(ORDER, "first")]
 
 
 @pytest.mark.feature(58)

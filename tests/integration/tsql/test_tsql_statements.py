@@ -163,9 +163,9 @@ def test_event_notifications_need_permission(watched_database: sb.Database) -> N
 
 def test_event_notifications_are_dropped_with_their_database(watched_database: sb.Database) -> None:
     instance = watched_database.instance
-    other = instance.database("Gone", create=True)
+    other_database = instance.database("Gone", create=True)
     for on_server in (False, True):
-        other.create_event_notification("n", events="CREATE_TABLE", to_service="X", on_server=on_server)
+        other_database.create_event_notification("n", events="CREATE_TABLE", to_service="X", on_server=on_server)
     instance.drop_database("Gone")
     assert query(watched_database, "SELECT name FROM sys.server_event_notifications") == []
 

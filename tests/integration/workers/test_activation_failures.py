@@ -277,8 +277,10 @@ def test_a_transaction_of_a_reader_whose_session_is_killed_counts(active: sb.Dat
     @sb.procedure(PROCEDURE, form="transaction")
     def stock(transaction: sb.Transaction) -> None:
         transaction.receive(STOCK_QUEUE)
-        with psycopg.connect(active.instance.url, autocommit=True) as other:
-            other.execute("select pg_terminate_backend(%s, 5000)", (transaction.connection.info.backend_pid,))
+        with psycopg.connect(active.instance.url, autocommit=True) as other_connection:
+            other_connection.execute(
+                "select pg_terminate_backend(%s, 5000)", (transaction.connection.info.backend_pid,)
+            )
         transaction.receive(STOCK_QUEUE)
 
     send(active, "x")

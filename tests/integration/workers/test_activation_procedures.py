@@ -187,27 +187,27 @@ def test_an_open_transaction_at_the_end_is_undone(
 @pytest.mark.feature(177)
 def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, recorder: CallRecorder, caplog: Any) -> None:
     """The procedure acts as a user of its database. Another database admits it as guest only: nothing is signed."""
-    other = active.instance.database("Elsewhere", create=True)
+    other_database = active.instance.database("Elsewhere", create=True)
     told: list[Exception] = []
 
     @sb.procedure(PROCEDURE, form="database")
     def stock(database: sb.Database) -> None:
         instance = database.instance
         for attempt in (
-            lambda: instance.drop_database(other.name),
+            lambda: instance.drop_database(other_database.name),
             lambda: instance.create_endpoint("e", listener_port=4022),
             lambda: instance.database("New", create=True),
-            lambda: instance.database(other.name, user="dbo"),
+            lambda: instance.database(other_database.name, user="dbo"),
         ):
             try:
                 attempt()
             except sb.BrokerError as problem:
                 told.append(problem)
-        assert instance.database(other.name).user.name == "guest"
+        assert instance.database(other_database.name).user.name == "guest"
         assert instance.database(database.name).user == database.user
         recorder.bodies += bodies(database.receive(STOCK_QUEUE))
 
-    other.grant("CONNECT", "guest")
+    other_database.grant("CONNECT", "guest")
     switch_on(active)
     send(active, "x")
     eventually(lambda: bool(recorder.bodies))
@@ -216,9 +216,9 @@ def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, recorder
 
 
 def test_tsql_of_a_procedure_is_guest_in_another_database(active: sb.Database, recorder: CallRecorder) -> None:
-    other = active.instance.database("Storehouse", create=True)
-    other.grant("CONNECT", "guest")
-    other.execute_tsql("CREATE TABLE Secrets (n INT); INSERT INTO Secrets VALUES (7)")
+    other_database = active.instance.database("Storehouse", create=True)
+    other_database.grant("CONNECT", "guest")
+    other_database.execute_tsql("CREATE TABLE Secrets (n INT); INSERT INTO Secrets VALUES (7)")
     results: list[object] = []
 
     @sb.procedure(PROCEDURE, form="database")

@@ -397,7 +397,7 @@ def test_two_processes_that_activate_share_a_queue_s_readers(active: sb.Database
             time.sleep(0.05)
             recorder.bodies.append(message.message_body)
 
-    with sb.open(active.instance.url, upkeep=None) as other, sb.activate(other, interval=0.4):
+    with sb.open(active.instance.url, upkeep=None) as other_instance, sb.activate(other_instance, interval=0.4):
         switch_on(active)
         send(active, "x", conversations=10)
         eventually(lambda: len(recorder.bodies) == 10)

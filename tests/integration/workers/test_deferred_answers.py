@@ -217,7 +217,7 @@ def test_an_answer_that_fails_at_the_end_of_a_savepoint_undoes_it(warm: sb.Datab
 
 
 def test_an_answer_that_fails_before_another_verb_is_sent_again(warm: sb.Database) -> None:
-    other = begin(warm)
+    other_handle = begin(warm)
 
     def send(tx: sb.Transaction, messages: list[sb.Message]) -> None:
         (message,) = messages
@@ -226,7 +226,7 @@ def test_an_answer_that_fails_before_another_verb_is_sent_again(warm: sb.Databas
         tx.send(message.conversation_handle, REPLY, message.message_body)
         if not sent:
             sent.append(warm.send(message.conversation_handle, REPLY, b"before"))
-        tx.send(other, ORDER, b"other")
+        tx.send(other_handle, ORDER, b"other")
 
     sent: list[int] = []
     for number in range(2):

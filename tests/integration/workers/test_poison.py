@@ -335,9 +335,9 @@ def test_a_queue_that_cannot_be_switched_off_is_logged_and_counted_anew(
 ) -> None:
     database.send(begin(database), ORDER, b"poison")
     receive_and_undo(database, 4)
-    with psycopg.connect(database.instance.url) as other, caplog.at_level(logging.ERROR, "servicebroker"):
+    with psycopg.connect(database.instance.url) as other_connection, caplog.at_level(logging.ERROR, "servicebroker"):
         lock = "select from servicebroker.queues where database_id = %s and name = %s for no key update"
-        other.execute(lock, (database.database_id, STOCK_QUEUE))
+        other_connection.execute(lock, (database.database_id, STOCK_QUEUE))
         fifth = in_thread(receive_and_undo, database)
         lock_count = (
             "from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' "
@@ -346,7 +346,7 @@ def test_a_queue_that_cannot_be_switched_off_is_logged_and_counted_anew(
         eventually(lambda: query(database, f"select 1 {lock_count}"))
         query(database, f"select pg_terminate_backend(pid, 5000) {lock_count}")
         eventually(lambda: "8405" in caplog.text)
-        other.rollback()
+        other_connection.rollback()
     fifth.result(60)
     assert is_on(database)
     assert disabled_events(database) == []

@@ -444,16 +444,18 @@ def test_a_message_for_an_initiator_is_replayed_beside_a_new_dialog(
 
 def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: sb.Database, table: str) -> None:
     """A remote sender, or a service without the contract: the message stays whole."""
-    other = database.instance.database("Elsewhere", create=True)
-    other.create_message_type(ORDER)
-    other.create_contract(CONTRACT, {ORDER: "INITIATOR"})
-    other.create_queue("Q")
-    other.create_service("//elsewhere", "Q")
+    other_database = database.instance.database("Elsewhere", create=True)
+    other_database.create_message_type(ORDER)
+    other_database.create_contract(CONTRACT, {ORDER: "INITIATOR"})
+    other_database.create_queue("Q")
+    other_database.create_service("//elsewhere", "Q")
     ours = "select service_broker_guid::text from servicebroker.databases where database_id = %s"
     broker = query(database, ours, database.database_id)[0][0]
-    handle = other.begin_dialog("//elsewhere", STOCK, broker_instance=broker, contract=CONTRACT, encryption=False)
+    handle = other_database.begin_dialog(
+        "//elsewhere", STOCK, broker_instance=broker, contract=CONTRACT, encryption=False
+    )
     database.grant("SEND", "public", service=STOCK)
-    other.send(handle, ORDER, b"bad")
+    other_database.send(handle, ORDER, b"bad")
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (dead_letter,) = database.set_aside_messages(STOCK_QUEUE)
     database.end_conversation(peer_handle(database, handle))
@@ -472,7 +474,7 @@ def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: s
     assert database.replay_message(dead_letter.set_aside_id, from_service=ORDERS) is not None
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (dead_letter,) = database.set_aside_messages(STOCK_QUEUE)
-    for verb in (other.replay_message, other.discard_message):  # the message is not theirs
+    for verb in (other_database.replay_message, other_database.discard_message):  # the message is not theirs
         with refused(402, "a number of `servicebroker dead-letters list`"):
             verb(dead_letter.set_aside_id)
     database.discard_message(dead_letter.set_aside_id)
@@ -552,7 +554,7 @@ def test_readers_at_a_time_count_together(database: sb.Database, table: str) -> 
         database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy, wait=0.3)
 
     run_together(reader, reader, reader)
-    assert [sorted(found) for found in counts.values()] == [[1, 2, 3, 4, 5, 6]] * 4
+    assert [sorted(count) for count in counts.values()] == [[1, 2, 3, 4, 5, 6]] * 4
     assert errors(database.receive(ORDERS_QUEUE)) == [127]
 
 

@@ -107,7 +107,7 @@ def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Cal
     with sb.Instance(make_instance_url(), connections=8, upkeep=None) as instance:
         database = define_standard_set(instance.database("Busy", create=True))
         for number in range(8):
-            begin_with(database, *[b"%d" % (number * 40 + place) for place in range(40)])
+            begin_with(database, *[b"%d" % (number * 40 + index) for index in range(40)])
         lend = instance.poison._connections
 
         def lend_and_count() -> AbstractContextManager[psycopg.Connection[Any]]:
@@ -255,9 +255,9 @@ def test_statements_are_prepared_again_after_discard_all(database: sb.Database) 
 
 def test_process_waits_for_messages(database: sb.Database) -> None:
     handle = begin_with(database, b"1")
-    done = threading.Event()
-    running = in_thread(database.process, STOCK_QUEUE, lambda transaction, messages: done.set(), wait=1.0)
-    assert done.wait(10)
+    done_event = threading.Event()
+    running = in_thread(database.process, STOCK_QUEUE, lambda transaction, messages: done_event.set(), wait=1.0)
+    assert done_event.wait(10)
     database.send(handle, ORDER, b"2")
     assert running.result(timeout=20) == 2
 
@@ -273,7 +273,7 @@ def test_threads_share_a_queue_by_its_groups(database: sb.Database) -> None:
     readers = [in_thread(database.process, STOCK_QUEUE, procedure, wait=0.2) for _ in range(4)]
     assert sum(reader.result(timeout=60) for reader in readers) == 160
     assert len(taken) == len(handles)
-    assert all(found == [b"%d" % number for number in range(20)] for found in taken.values())
+    assert all(received_bodies == [b"%d" % number for number in range(20)] for received_bodies in taken.values())
 
 
 def test_rollbacks_in_a_row_count_and_a_commit_ends_the_row(database: sb.Database) -> None:
@@ -379,9 +379,9 @@ def view(database: sb.Database) -> str:
 
 def test_no_transaction_is_open_while_it_waits(database: sb.Database) -> None:
     handle = begin_with(database, b"1")
-    done = threading.Event()
-    running = in_thread(database.process, STOCK_QUEUE, lambda transaction, messages: done.set(), wait=2.0)
-    assert done.wait(10)
+    done_event = threading.Event()
+    running = in_thread(database.process, STOCK_QUEUE, lambda transaction, messages: done_event.set(), wait=2.0)
+    assert done_event.wait(10)
     opened = "select from pg_stat_activity where datname = current_database() and state like 'idle in%%'"
     eventually(lambda: not query(database, opened))
     database.alter_queue(STOCK_QUEUE, rebuild=True)  # which takes the whole table

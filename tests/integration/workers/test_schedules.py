@@ -204,10 +204,10 @@ def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: ScheduleBed) 
 
     hour = course.to_next_hour()
     course.run(worker)
-    other = stock_worker(poison=sb.give_up_after(1, sb.SetAside()))
-    other.on()(lambda tx, message: None)
+    other_worker = stock_worker(poison=sb.give_up_after(1, sb.SetAside()))
+    other_worker.on()(lambda tx, message: None)
     course.clock.jump(seconds=11)
-    course.run(other)
+    course.run(other_worker)
     (letter,) = course.database.set_aside_messages()
     assert "has no schedule 'job'" in letter.error
     assert len(course.database.schedules()) == 1
@@ -345,7 +345,7 @@ def test_no_time_twice_under_kills_and_clock_jumps(
     for reader in readers:
         reader.result(60)
     times = fired_times()
-    assert times == [schedule.next_time + timedelta(minutes=place) for place in range(len(times))]
+    assert times == [schedule.next_time + timedelta(minutes=index) for index in range(len(times))]
     assert times[-1] <= clock()
 
 

@@ -73,8 +73,8 @@ def test_the_daemon_starts_readers_and_logs_their_output(site: Site, tmp_path: P
     assert answer(site, "teapot") == str(served.process.pid)
     served.wait_for_log("Msg 9724", level="INFO")
     assert served.has_logged("took teapot")
-    with psycopg.connect(site.url, autocommit=True) as other:  # as a restart of PostgreSQL would
-        other.execute(
+    with psycopg.connect(site.url, autocommit=True) as other_connection:  # as a restart of PostgreSQL would
+        other_connection.execute(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = current_database() "
             "and application_name in ('servicebroker activation', 'servicebroker serve')"
         )

@@ -183,18 +183,18 @@ def test_a_queue_that_is_off_ends_no_worker(
 
 
 def test_the_end_of_the_block_waits_for_handlers_in_progress(database: sb.Database) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun_event, go_on = threading.Event(), threading.Event()
     worker = sb.Worker(STOCK_QUEUE)
 
     @worker.on(ORDER)
     def order(tx: sb.Transaction, message: sb.Message) -> None:
-        begun.set()
+        begun_event.set()
         assert go_on.wait(20)
         tx.send(message.conversation_handle, REPLY, b"done")
 
     first = begin_with(database, b"1")
     with database.working(worker):
-        assert begun.wait(10)
+        assert begun_event.wait(10)
         begin_with(database, b"2")
         threading.Timer(0.3, go_on.set).start()
     assert replies(database, first) == [b"done"]
@@ -299,12 +299,12 @@ def test_a_rate_is_kept_by_all_readers_together(database: sb.Database) -> None:
 
 
 def test_a_worker_that_pauses_ends_soon(database: sb.Database) -> None:
-    done = threading.Event()
+    done_event = threading.Event()
     worker = sb.Worker(STOCK_QUEUE, rate="1/h")
-    worker.on()(lambda tx, message: done.set())
+    worker.on()(lambda tx, message: done_event.set())
     begin_with(database, b"1", b"2")
     with database.working(worker, concurrency=2):
-        assert done.wait(60)
+        assert done_event.wait(60)
         began = time.monotonic()
     assert time.monotonic() - began < 4
     assert len(database.receive(STOCK_QUEUE)) == 1  # the first is committed, the second still in the queue
@@ -336,11 +336,14 @@ def test_a_global_concurrency_holds_for_all_workers_of_a_queue(database: sb.Data
             at_work["now"] -= 1
             most["done"] += 1
 
-    with sb.open(database.instance.url, upkeep=None) as other, other.connection() as lost:
+    with sb.open(database.instance.url, upkeep=None) as other_instance, other_instance.connection() as lost:
         lost.execute("select servicebroker.take_slot(%s, 1)", (queue_number(database, STOCK_QUEUE),))
         for _ in range(12):
             begin_with(database, b"1")
-        with database.working(worker, concurrency=3), other.database(database.name).working(worker, concurrency=3):
+        with (
+            database.working(worker, concurrency=3),
+            other_instance.database(database.name).working(worker, concurrency=3),
+        ):
             eventually(lambda: most["done"] >= 2)
             assert most["now"] == 1
             assert limits_of(database).slots == 2
@@ -373,9 +376,9 @@ def test_a_global_rate_is_kept_by_all_workers_of_a_queue(database: sb.Database) 
         begin_with(database, b"1")
     began = time.monotonic()
     with (
-        sb.open(database.instance.url, upkeep=None) as other,
+        sb.open(database.instance.url, upkeep=None) as other_instance,
         database.working(worker, concurrency=2),
-        other.database(database.name).working(worker, concurrency=2),
+        other_instance.database(database.name).working(worker, concurrency=2),
     ):
         eventually(lambda: len(times) == 8)
     assert max(times) - began >= 7 / 20 - 0.05  # a reader that is late by 50 ms loses nothing
@@ -383,13 +386,13 @@ def test_a_global_rate_is_kept_by_all_workers_of_a_queue(database: sb.Database) 
 
 
 def test_an_idle_worker_uses_up_no_place(database: sb.Database) -> None:
-    done = threading.Event()
+    done_event = threading.Event()
     worker = sb.Worker(STOCK_QUEUE, global_rate="1/h")
-    worker.on()(lambda tx, message: done.set())
+    worker.on()(lambda tx, message: done_event.set())
     with database.working(worker, concurrency=2):
         time.sleep(0.3)
         begin_with(database, b"1", b"2")
-        assert done.wait(60)
+        assert done_event.wait(60)
         began = time.monotonic()
     assert time.monotonic() - began < 4
     assert len(database.receive(STOCK_QUEUE)) == 1

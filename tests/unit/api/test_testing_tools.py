@@ -143,18 +143,18 @@ def test_a_placeholder_that_psycopg_does_not_know(tmp_path: Path) -> None:
 
 def test_a_connection_is_a_transaction(tmp_path: Path) -> None:
     connect = servicebroker.testing.sqlite(tmp_path / "test.db")
-    connection, other = connect(), connect()
+    connection, other_connection = connect(), connect()
     connection.execute("create table t (n)")
     connection.commit()
     connection.execute("insert into t values (%s)", (1,))
     connection.rollback()
     connection.execute("insert into t values (%s)", (2,))
-    assert other.execute("select n from t").fetchall() == []
-    other.rollback()
+    assert other_connection.execute("select n from t").fetchall() == []
+    other_connection.rollback()
     connection.commit()
-    assert other.execute("select n from t").fetchall() == [(2,)]
+    assert other_connection.execute("select n from t").fetchall() == [(2,)]
     connection.close()
-    other.close()
+    other_connection.close()
 
 
 def test_a_select_locks_nothing_and_a_write_names_the_remedy(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ PEER = uuid4()
 
 def traced_header(number: int, count: int) -> Header:
     """Return the header of a frame whose messages each have a trace context."""
-    contexts = tuple((place, b"context") for place in range(count))
+    contexts = tuple((index, b"context") for index in range(count))
     return Header(uuid4(), True, Kind.RUN, False, "//to", None, "//from", uuid4(), number=number, traces=contexts)
 
 
@@ -46,15 +46,15 @@ def numbers(taken: list[MessageContext]) -> list[int]:
 
 
 def test_only_trace_contexts_of_stored_messages_are_taken() -> None:
-    traces, handle, other = ArrivedTraces(Budgets()), uuid4(), uuid4()
+    traces, handle, other_handle = ArrivedTraces(Budgets()), uuid4(), uuid4()
     part = Part("//type", Content.DATA, b"")
     # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
     traces.note("certificate shop", handle, traced_header(3, 4))
     traces.note("certificate shop", handle, traced_header(9, 1))  # arrived early, and is kept
-    traces.note("certificate shop", other, traced_header(0, 1))  # only an acknowledgement
+    traces.note("certificate shop", other_handle, traced_header(0, 1))  # only an acknowledgement
     batch = Batch(5, 6, [Deliver(5, (part,)), Keep(9, 0, 1, part)])
     assert numbers(traces.take({handle: batch}, ())) == [5, 9]
-    assert traces.take({handle: batch, other: batch}, ()) == []
+    assert traces.take({handle: batch, other_handle: batch}, ()) == []
 
 
 def test_trace_contexts_wait_with_postponed_messages() -> None:
@@ -78,9 +78,9 @@ def test_contexts_are_bounded_for_each_conversation_and_for_each_owner() -> None
     counts = [len(traces.take({handle: batch}, handles)) for handle in handles]
     assert counts == [MAX_TRACES_PER_CONVERSATION] * 2 + [0] * 4
     assert sum(counts) == DEFAULT.trace_contexts
-    other = uuid4()
-    traces.note("certificate other", other, traced_header(0, 300))
-    assert len(traces.take({other: batch}, ())) == 300
+    other_handle = uuid4()
+    traces.note("certificate other", other_handle, traced_header(0, 300))
+    assert len(traces.take({other_handle: batch}, ())) == 300
 
 
 def test_messages_that_wait_for_rows_are_bounded_and_sent_again() -> None:

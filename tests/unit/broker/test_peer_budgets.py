@@ -43,8 +43,8 @@ class Asking(MemoryStore):
         self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
     ) -> list[Decision]:
         decisions = super().route_arrivals(headers, here, may_ask)
-        for place, decision in enumerate(decisions):
-            if isinstance(decision.destination, Ask) and may_ask(place, decision.destination):
+        for index, decision in enumerate(decisions):
+            if isinstance(decision.destination, Ask) and may_ask(index, decision.destination):
                 self.asked.append(decision.destination)
         return decisions
 

@@ -123,8 +123,8 @@ def test_a_mutant_that_survives(project: Project, copy: Copy, reach: Reach) -> N
 def test_a_run_that_fails_after_its_tests_kills_nothing(
     project: Project, copy: Copy, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = subprocess.CompletedProcess([], 1, "..\n2 passed, 1 deselected in 0.1s\nResourceWarning: not closed\n")
-    monkeypatch.setattr(copy, "run_tests", lambda *arguments: done)
+    result = subprocess.CompletedProcess([], 1, "..\n2 passed, 1 deselected in 0.1s\nResourceWarning: not closed\n")
+    monkeypatch.setattr(copy, "run_tests", lambda *arguments: result)
     assert run_mutant(project, copy, reach, "DropStatement", 6).outcome == trial.SURVIVED
 
 
@@ -168,7 +168,7 @@ def test_a_seed_draws_the_same_mutants_again(project: Project) -> None:
 def test_a_mutant_is_the_same_when_the_file_changes_elsewhere() -> None:
     text = FILES[TILL]
     longer = f"import os\n{text}"
-    mutants = [[plant(TILL, source, place) for place in candidates(TILL, source)] for source in (text, longer)]
+    mutants = [[plant(TILL, source, candidate) for candidate in candidates(TILL, source)] for source in (text, longer)]
     names, others = ([mutant.identifier for mutant in some if mutant] for some in mutants)
     assert set(others) >= set(names[-5:]), "faults far from the change keep their names"
     assert len(set(names)) == len(names), "each fault of a file has a name of its own"

@@ -44,7 +44,7 @@ def test_every_error_is_a_service_broker_error() -> None:
 def test_a_text_uses_each_of_its_values(number: int) -> None:
     fields = [name for _, name, _, _ in string.Formatter().parse(RULES[number].text) if name is not None]
     assert sorted(set(map(int, fields))) == list(range(len(set(fields))))
-    values = [f"value{place}" for place in range(len(set(fields)))]
+    values = [f"value{index}" for index in range(len(set(fields)))]
     text = sb.BrokerError(number, *values).text
     assert all(value in text for value in values)
     assert text.endswith(".")

@@ -644,8 +644,8 @@ def test_a_decoder_reads_any_bytes_or_gives_a_reason(seeded_random: random.Rando
         for _ in range(400):
             body = bytearray(seed)
             for _ in range(seeded_random.randrange(1, 4)):
-                place = seeded_random.randrange(len(body) + 1)
-                body[place : place + seeded_random.randrange(3)] = seeded_random.randbytes(seeded_random.randrange(3))
+                index = seeded_random.randrange(len(body) + 1)
+                body[index : index + seeded_random.randrange(3)] = seeded_random.randbytes(seeded_random.randrange(3))
             try:
                 values = reader.decode(bytes(body))
             except Undecodable:

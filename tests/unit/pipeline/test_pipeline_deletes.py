@@ -174,7 +174,7 @@ def test_a_conversation_is_a_key_and_its_end_deletes(tmp_path):
     basket = MessageRule("Basket", "json", "baskets", (ID,), key=("_queue", "_conversation_handle"))
     ended = MessageRule(names.END_DIALOG, "binary", "baskets", delete=DeleteRule("always"))
     pipe = replace(pipeline(tmp_path, basket, ended), queues=(QUEUE, OTHER))
-    land(pipe, "q", 0, batch(*(message(place, b'{"id": 1}', "Basket", handle) for place, handle in enumerate("abb"))))
+    land(pipe, "q", 0, batch(*(message(index, b'{"id": 1}', "Basket", handle) for index, handle in enumerate("abb"))))
     land_other(pipe, "r", 0, message(0, b'{"id": 1}', "Basket", "c"))
     land(pipe, "q", 1, batch(message(4, None, names.END_DIALOG, "b")))
     land_other(pipe, "r", 1, message(1, None, names.END_DIALOG, "c"))

@@ -86,9 +86,9 @@ class Lake:
     def fill(self, name, column, least):
         table = self.open(name)
         rows = table.scan(row_filter=f"_queuing_order >= {least}").to_arrow()
-        place = rows.schema.get_field_index(column)
+        index = rows.schema.get_field_index(column)
         field = rows.schema.field(column)
-        filled = rows.set_column(place, field, pa.array(["x"] * rows.num_rows, field.type))
+        filled = rows.set_column(index, field, pa.array(["x"] * rows.num_rows, field.type))
         table.overwrite(filled, overwrite_filter=f"_queuing_order >= {least}")
 
 

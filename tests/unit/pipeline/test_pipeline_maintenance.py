@@ -67,7 +67,7 @@ def test_quarantine_of_several_types_is_read_again_and_again(tmp_path):
     strict = [replace(STRICT, message_type=kind, table=kind.lower()) for kind in kinds]
     before = pipeline(tmp_path, *strict)
     for number, kind in enumerate(kinds):
-        bodies = [order(10 * number + place, note=None, kind=kind) for place in range(3)]
+        bodies = [order(10 * number + index, note=None, kind=kind) for index in range(3)]
         land(before, "q", number, batch(*bodies, message(10 * number + 5, b"?", kind)))
     after = pipeline(tmp_path, *(replace(rule, columns=(Column("id", "long"),)) for rule in strict))
     assert replay(after) == [(kind, 3, 1) for kind in kinds]

@@ -64,14 +64,14 @@ def test_a_batch_of_more_text_than_an_array_holds_has_a_newest_row(tmp_path):
         "_message_enqueue_time": NOON,
         "_date": NOON.date(),
     }
-    order = pa.chunked_array([pa.array([(37 * place) % PIECE_COUNT], LONG) for place in range(PIECE_COUNT)])
+    order = pa.chunked_array([pa.array([(37 * index) % PIECE_COUNT], LONG) for index in range(PIECE_COUNT)])
     rows = rows_with(into.schema, row, note=large(pa.string()), _queuing_order=order)
     (found,) = newest_by_key(rows, into.key).select(["id", "_queuing_order"]).to_pylist()
     assert found == {"id": 7, "_queuing_order": PIECE_COUNT - 1}
 
 
 def test_more_text_of_others_than_an_array_holds_goes_on_beside_its_rows():
-    key = pa.chunked_array([pa.array([place], LONG) for place in range(PIECE_COUNT)])
+    key = pa.chunked_array([pa.array([index], LONG) for index in range(PIECE_COUNT)])
     lake = Lake(pa.table({"id": key, "theirs": large(pa.string())}))
     rows = carry_columns(lake, pa.table({"id": [5, 1000, 3]}), ["id"], ["theirs"])
     assert rows.column("id").to_pylist() == [5, 1000, 3]

@@ -108,10 +108,10 @@ def test_the_record_of_the_last_run_has_quarantine_counts(tmp_path):
     with pytest.raises(TooManyQuarantined), LastRun.recording(pipe) as noted:
         noted.queues = [run]
         Run([run], fails_on_quarantine=True).check()
-    told = read_last_run(pipe)
-    assert told["queues"][0]["quarantined_by_rule"] == {"Order": {"malformed": 50}}
-    assert describe(told)[1:] == ["Shop.Stock: 50 of 60 messages went into quarantine (Order: malformed 50)."]
-    assert "50 messages went into quarantine in this run" in describe(told)[0]
+    last_run = read_last_run(pipe)
+    assert last_run["queues"][0]["quarantined_by_rule"] == {"Order": {"malformed": 50}}
+    assert describe(last_run)[1:] == ["Shop.Stock: 50 of 60 messages went into quarantine (Order: malformed 50)."]
+    assert "50 messages went into quarantine in this run" in describe(last_run)[0]
 
 
 @pytest.mark.parametrize(

@@ -253,8 +253,8 @@ def test_a_registry_decoder_reads_any_bytes_or_gives_a_reason(registry, seeded_r
     refused = []
     for _ in range(500):
         changed = bytearray(body)
-        place = seeded_random.randrange(5, len(body) + 1)
-        changed[place : place + seeded_random.randrange(3)] = seeded_random.randbytes(seeded_random.randrange(3))
+        index = seeded_random.randrange(5, len(body) + 1)
+        changed[index : index + seeded_random.randrange(3)] = seeded_random.randbytes(seeded_random.randrange(3))
         cut = bytes(changed[: seeded_random.randrange(len(changed) + 1)] if seeded_random.random() < 0.2 else changed)
         try:
             assert len(reader.decode(cut)) == 2

@@ -188,12 +188,12 @@ def test_a_moved_message_is_known_in_a_file_whose_times_are_told_in_milliseconds
 
 def test_files_of_the_pipelines_other_queues_are_not_looked_at(tmp_path, monkeypatch):
     """Files of other queues hold no message of this one, whatever their positions and times are."""
-    other = QueueRule("./data", "Shop", "Other")
-    pipe = replace(pipeline(tmp_path), queues=(QUEUE, other))
+    other_rule = QueueRule("./data", "Shop", "Other")
+    pipe = replace(pipeline(tmp_path), queues=(QUEUE, other_rule))
     looked = []
     monkeypatch.setattr(target_module, "read_columns", lambda table, file, names: looked.append(file))
     land(pipe, "q", 0, batch(order(1)))
-    commit_results(pipe, other, [sort_rows(pipe, other, "r", iter([batch(order(1, handle="other"))]))], 0)
+    commit_results(pipe, other_rule, [sort_rows(pipe, other_rule, "r", iter([batch(order(1, handle="other"))]))], 0)
     assert looked == []
     assert len(table(pipe, "orders")) == 2
 
@@ -394,7 +394,7 @@ def test_written_rows_are_on_disk_before_the_acknowledgement(tmp_path, monkeypat
         """Check the order of fsync: files and folders, then the entry that names them, then the staged rows."""
         known = DeltaTable(folder)
         entry = folder / "_delta_log" / f"{known.version():020}.json"
-        places = {inode: place for place, (inode, staged) in enumerate(flushed) if staged}
+        places = {inode: index for index, (inode, staged) in enumerate(flushed) if staged}
         files = [folder / file.name for file in files_of(known)]
         assert len(files) > 1
         for path in [*files, *(file.parent for file in files), folder]:

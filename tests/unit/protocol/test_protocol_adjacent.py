@@ -161,8 +161,8 @@ def test_any_bytes_end_in_an_event(junk: bytes, is_opener: bool, kind: FrameKind
     for data in (junk, encode_frame(kind, junk)):
         connection = Connection(ONE, is_opener=is_opener, now=0.0)
         connection.begin(1, 0.0)
-        for place in range(len(data)):
-            connection.receive(data[place : place + 1], 0.0)
+        for index in range(len(data)):
+            connection.receive(data[index : index + 1], 0.0)
         assert connection.phase in (Phase.NEGOTIATING, Phase.ARBITRATING, Phase.CLOSED)
         for side in online():
             assert all(isinstance(event, (Arrived, Alive, Closed)) for event in side.receive(data, 0.0))

@@ -186,7 +186,7 @@ def test_an_acknowledgement_names_the_lowest_gaps_only() -> None:
     commit(into)
     ack = into.stored.acknowledgement()
     assert ack.whole == ()  # messages behind 64 ranges are sent again
-    assert ack.parts == (*((0, place, place) for place in range(0, 124, 2)), (0, 124, 127), (0, 398, 398))
+    assert ack.parts == (*((0, index, index) for index in range(0, 124, 2)), (0, 124, 127), (0, 398, 398))
 
 
 @given(st.permutations([(number, fragment) for number in range(4) for fragment in range(3)]), st.randoms())

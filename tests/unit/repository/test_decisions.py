@@ -89,8 +89,8 @@ def test_identifiers_named_by_a_record_exist(number: int) -> None:
 @every_decision
 def test_the_figures_are_those_of_the_code(number: int) -> None:
     for code in quoted_text(number):
-        if found := CONSTANT.fullmatch(code):
-            file, name, value = found.groups()
+        if match := CONSTANT.fullmatch(code):
+            file, name, value = match.groups()
             known = {
                 figure for (stem, constant), figure in constants().items() if constant == name and file in (None, stem)
             }

@@ -20,8 +20,8 @@ def definitions() -> Iterator[tuple[str, str]]:
     """Return name and text of each CREATE TABLE, without those for tables of applications (T-SQL)."""
     for file in sorted(SOURCES.rglob("*")):
         if file.suffix in (".py", ".sql"):
-            for found in CREATE_TABLE.finditer(file.read_text()):
-                yield found[1], found[2][:MAX_DEFINITION_CHARACTERS]
+            for match in CREATE_TABLE.finditer(file.read_text()):
+                yield match[1], match[2][:MAX_DEFINITION_CHARACTERS]
 
 
 def test_a_table_has_a_primary_key_or_says_its_replica_identity() -> None:

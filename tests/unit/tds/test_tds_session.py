@@ -27,7 +27,7 @@ from servicebroker.tsql.types import INT, NVARCHAR
 
 def run(statements: PreparedStatements, name: str, *values: Any) -> Any:
     """Return the plan of a call, or the number of its error."""
-    parameters = tuple(RpcParameter("", INT if isinstance(one, int) else NVARCHAR, one) for one in values)
+    parameters = tuple(RpcParameter("", INT if isinstance(value, int) else NVARCHAR, value) for value in values)
     try:
         return statements.plan(name, RpcCall(name, parameters))
     except TsqlError as refused:
@@ -39,10 +39,17 @@ def test_a_prepared_statement_is_executed_until_it_is_dropped() -> None:
     assert run(statements, "sp_prepare", None, "@a int", "SELECT @a").values == {0: 1}
     prepared_and_run = run(statements, "sp_prepexec", None, "", "SELECT 2", 9)
     assert prepared_and_run.values == {0: 2}
-    assert [(one.value, one.position) for one in prepared_and_run.arguments] == [("SELECT 2", -1), (9, 3)]
+    assert [(argument.value, argument.position) for argument in prepared_and_run.arguments] == [
+        ("SELECT 2", -1),
+        (9, 3),
+    ]
     executed = run(statements, "sp_execute", 1, 5)
     assert executed.procedure == "sp_executesql"
-    assert [(one.value, one.position) for one in executed.arguments] == [("SELECT @a", -1), ("@a int", -1), (5, 1)]
+    assert [(argument.value, argument.position) for argument in executed.arguments] == [
+        ("SELECT @a", -1),
+        ("@a int", -1),
+        (5, 1),
+    ]
     assert run(statements, "sp_unprepare", 1).procedure == ""
     assert run(statements, "sp_execute", 1, 5) == 8179
     assert run(statements, "sp_execute", 2).procedure == "sp_executesql"

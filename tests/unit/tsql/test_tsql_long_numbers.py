@@ -36,8 +36,8 @@ def with_another_number(form: str) -> Iterator[str]:
         for batch in batches(file.read_text()):
             tokens = batch.tokens
             text = tokens.source[tokens.starts[0] : tokens.ends[-2]]
-            for found in re.finditer(r"(?<![\w.#@$])\d+(?!\w)", text):
-                yield text[: found.start()] + form + text[found.end() :]
+            for match in re.finditer(r"(?<![\w.#@$])\d+(?!\w)", text):
+                yield text[: match.start()] + form + text[match.end() :]
 
 
 @pytest.mark.parametrize("form", FORMS)

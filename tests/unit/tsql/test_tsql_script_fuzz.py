@@ -75,7 +75,7 @@ def test_pieces_of_a_script_in_any_order(pieces: list[list[str]], between: str) 
         refused = error
         findings = []
     assert refused is None or refused.line
-    assert all(found.line and found.statement for found in findings)
+    assert all(finding.line and finding.statement for finding in findings)
 
 
 def test_warnings_of_sqlglot_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -167,12 +167,12 @@ def test_the_name_means_another_thing_once_it_is_dropped(filled_depot: sb.Databa
 
 
 def test_a_synonym_may_stand_for_another_databases_table(instance: sb.Instance, filled_depot: sb.Database) -> None:
-    other = instance.database("SynonymElsewhere", create=True)
-    other.execute_tsql("CREATE SYNONYM dbo.Theirs FOR SynonymDepot.dbo.Parcels; CREATE TABLE dbo.Own (n INT)")
+    other_database = instance.database("SynonymElsewhere", create=True)
+    other_database.execute_tsql("CREATE SYNONYM dbo.Theirs FOR SynonymDepot.dbo.Parcels; CREATE TABLE dbo.Own (n INT)")
     filled_depot.execute_tsql("CREATE SYNONYM dbo.Own FOR SynonymElsewhere..Own; INSERT Own VALUES (4)")
-    assert rows(other, "SELECT COUNT(*) FROM Theirs") == [(2,)]
+    assert rows(other_database, "SELECT COUNT(*) FROM Theirs") == [(2,)]
     assert rows(filled_depot, "SELECT n FROM Own") == [(4,)]
-    assert rows(other, "SELECT COUNT(*) FROM SynonymDepot.dbo.P") == [(2,)]
+    assert rows(other_database, "SELECT COUNT(*) FROM SynonymDepot.dbo.P") == [(2,)]
     filled_depot.execute_tsql("DROP SYNONYM Own")
 
 

@@ -128,10 +128,10 @@ def errors(database: sb.Database, script: str) -> list[TsqlError]:
 def test_a_refused_definition_has_sql_servers_numbers(
     db: sb.Database, script: str, numbers: list[int], text: str
 ) -> None:
-    found = errors(db, script)
-    assert [one.number for one in found] == numbers
-    assert text.lower() in found[0].text.lower()
-    assert {one.line for one in found} == {1}
+    error_codes = errors(db, script)
+    assert [one.number for one in error_codes] == numbers
+    assert text.lower() in error_codes[0].text.lower()
+    assert {one.line for one in error_codes} == {1}
 
 
 def test_catch_handles_the_last_error(db: sb.Database) -> None:

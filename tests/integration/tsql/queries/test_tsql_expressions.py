@@ -268,12 +268,12 @@ def test_numbers_end_where_sql_server_ends_them_in_python_and_in_postgresql(db: 
     """Row by row: what the one holds and refuses, the other does, by the same number."""
     caught = "END TRY BEGIN CATCH PRINT CONCAT('error ', ERROR_NUMBER()) END CATCH"
     script, cases = "", edges()
-    for place, (of, source, value, _) in enumerate(cases):
-        script += f"DECLARE @v{place} {source} = '{value}', @r{place} {of.upper()}\n"
-        script += f"BEGIN TRY SET @r{place} = @v{place} PRINT @r{place} {caught}\n"
-        script += f"BEGIN TRY SET @r{place} = (SELECT CAST(@v{place} AS {of})) PRINT @r{place} {caught}\n"
+    for index, (of, source, value, _) in enumerate(cases):
+        script += f"DECLARE @v{index} {source} = '{value}', @r{index} {of.upper()}\n"
+        script += f"BEGIN TRY SET @r{index} = @v{index} PRINT @r{index} {caught}\n"
+        script += f"BEGIN TRY SET @r{index} = (SELECT CAST(@v{index} AS {of})) PRINT @r{index} {caught}\n"
     texts = [message.text for message in db.execute_tsql(script).messages]
-    pairs = [(case, *texts[2 * place : 2 * place + 2]) for place, case in enumerate(cases)]
+    pairs = [(case, *texts[2 * index : 2 * index + 2]) for index, case in enumerate(cases)]
     assert [pair for pair in pairs if pair[1] != pair[2]] == []
     assert [pair for pair in pairs if pair[1].startswith("error") == pair[0][3]] == []
 

@@ -185,7 +185,7 @@ def utf16_units(text: str) -> int:
 
 
 def substring(text: str, start: int, length: int) -> str:
-    return "".join(sign for place, sign in enumerate(text, 1) if start <= place < start + length)
+    return "".join(sign for index, sign in enumerate(text, 1) if start <= index < start + length)
 
 
 def stuff(text: str, start: int, length: int) -> str | None:
@@ -306,10 +306,10 @@ def test_parts_of_dates_are_refused_beyond_their_limits(shop: sb.Database) -> No
     for name, (least, most, beyond) in LIMITS.items():
         add(name, least, is_valid=True)
         add(name, most, is_valid=True)
-        for place in range(len(most)):
-            add(name, (*most[:place], beyond[place], *most[place + 1 :]), is_valid=False)
-            if least[place] < 2:
-                add(name, (*least[:place], least[place] - 1, *least[place + 1 :]), is_valid=False)
+        for index in range(len(most)):
+            add(name, (*most[:index], beyond[index], *most[index + 1 :]), is_valid=False)
+            if least[index] < 2:
+                add(name, (*least[:index], least[index] - 1, *least[index + 1 :]), is_valid=False)
     script = "".join(
         f"BEGIN TRY SELECT '{text}', CASE WHEN {text} IS NULL THEN 0 ELSE 1 END END TRY "
         f"BEGIN CATCH SELECT '{text}', ERROR_NUMBER() END CATCH\n"

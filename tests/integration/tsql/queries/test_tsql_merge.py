@@ -48,11 +48,11 @@ def rows(store: sb.Database, script: str) -> list[tuple[Any, ...]]:
 
 
 def test_output_of_merge_returns_actions_and_values(store: sb.Database) -> None:
-    found = store.execute_tsql(
+    results = store.execute_tsql(
         MERGE + "OUTPUT $action, inserted.Item, deleted.Item AS Was, deleted.Amount AS Before, "
         "inserted.Amount AS [After], s.Note;"
     )
-    (result_set,) = found.sets
+    (result_set,) = results.sets
     assert result_set.columns == ("$action", "Item", "Was", "Before", "After", "Note")
     assert sorted(result_set.rows) == [
         ("DELETE", None, "old", 3, None, None),
@@ -121,10 +121,10 @@ def test_invalid_merge_statements_are_refused(store: sb.Database, script: str, n
 def test_an_older_server_is_told() -> None:
     scope = Scope("d")
     for text, version in ((MERGE, 17), (MERGE + "OUTPUT $action", 18)):
-        done = translate(text, scope)
-        _check_server(done, version)
+        translation = translate(text, scope)
+        _check_server(translation, version)
         with pytest.raises(TsqlError, match=f"It needs PostgreSQL {version}"):
-            _check_server(done, version - 1)
+            _check_server(translation, version - 1)
 
 
 def test_check_agrees() -> None:

@@ -408,11 +408,11 @@ def test_an_identity_value_may_be_inserted_with_identity_insert_on(items: Sessio
 
 
 def test_select_star_returns_columns_as_they_were_spelled(items: Session) -> None:
-    done = translate("SELECT * FROM items", items.scope("SELECT * FROM items"))
-    assert done.columns is not None
-    assert done.columns[:3] == ("Id", "Name", "Price")
-    assert done.types is not None
-    assert str(done.types[1]) == "nvarchar(20)"
+    translation = translate("SELECT * FROM items", items.scope("SELECT * FROM items"))
+    assert translation.columns is not None
+    assert translation.columns[:3] == ("Id", "Name", "Price")
+    assert translation.types is not None
+    assert str(translation.types[1]) == "nvarchar(20)"
 
 
 def test_a_string_that_is_too_long_is_refused(items: Session) -> None:

@@ -300,11 +300,11 @@ def test_a_dump_makes_tables_that_refer_to_each_other(make_instance_url: Callabl
         ALTER TABLE One ADD CONSTRAINT FK_One FOREIGN KEY (b) REFERENCES Two (Id)
         ALTER TABLE One NOCHECK CONSTRAINT ALL ALTER TABLE Two NOCHECK CONSTRAINT ALL""")
         schema = postgres_schema("Circle", "dbo").strip('"')
-        made = subprocess.run([programs() / "pg_dump", "-n", schema, url], check=True, capture_output=True, text=True)
+        result = subprocess.run([programs() / "pg_dump", "-n", schema, url], check=True, capture_output=True, text=True)
         with instance.connection() as connection:
             connection.execute(f'drop schema "{schema}" cascade')
         subprocess.run(
-            [programs() / "psql", "-q", "-v", "ON_ERROR_STOP=1", url], input=made.stdout, text=True, check=True
+            [programs() / "psql", "-q", "-v", "ON_ERROR_STOP=1", url], input=result.stdout, text=True, check=True
         )
         assert output_of(db, "DROP TABLE Two DROP TABLE One") == [3726, 3726]
         db.execute_tsql("EXEC sp_rename 'Two', 'Second'; EXEC sp_rename 'Second.Id', 'Number', 'COLUMN'")

@@ -82,14 +82,14 @@ def test_python_refuses_xml_with_number_and_place(text: str, number: int, line: 
 def test_postgresql_refuses_xml_with_number_and_place(db: sb.Database) -> None:
     """The texts of a table's column are converted by PostgreSQL, all in one batch."""
     parts, expected = [], []
-    for place, (text, number, line, character) in enumerate(INVALID_XML):
+    for index, (text, number, line, character) in enumerate(INVALID_XML):
         literal = "N'" + text.replace("'", "''") + "'"
         parts.append(
             f"BEGIN TRY; SELECT CAST(s AS xml) FROM (SELECT {literal} AS s) t; END TRY "
-            f"BEGIN CATCH; SELECT {place}, ERROR_NUMBER(), ERROR_MESSAGE(); END CATCH; "
+            f"BEGIN CATCH; SELECT {index}, ERROR_NUMBER(), ERROR_MESSAGE(); END CATCH; "
         )
         said = f"XML parsing: line {line}, character {character}, {TEXTS[number]}"
-        expected.append((place, number, said))
+        expected.append((index, number, said))
     items = [said[0] for said in output_of(db, "".join(parts)) if isinstance(said, list) and said]
     assert items == expected
 
