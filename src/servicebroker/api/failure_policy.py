@@ -191,7 +191,7 @@ class FailureHandler:
         """Handle a procedure that has ended its transaction, or lost its connection."""
         if transaction.connection.closed:
             transaction._rollback_counts = False
-            raise InstanceError("The procedure has lost the connection of its transaction.") from failure
+            raise InstanceError("The database connection was lost while the procedure ran.") from failure
         if transaction._was_rolled_back():
             transaction._rollback_counts = False
             problem = failure or InstanceError("The procedure has rolled its transaction back.")

@@ -167,7 +167,7 @@ class ConversationPool:
             if not (message.is_timer or message.is_end_dialog or message.is_error):
                 raise InstanceError(
                     f"A message of the type '{message.message_type_name}' came back on a conversation of a pool: "
-                    "receive in a procedure of your own, and pass only the system messages to `note`."
+                    "receive in a procedure of your own, and pass only DialogTimer, EndDialog and Error to `note`."
                 )
         transaction._do(recycling.store_answers(self._address.database_id, messages))
 
@@ -231,7 +231,7 @@ class ConversationPool:
             transaction._do(recycling.unassign(handle, messages))
             handle = None
         raise InstanceError(
-            f"SEND failed on {MAX_ATTEMPTS} conversations in a row, at last with: {refused}"
+            f"SEND failed on {MAX_ATTEMPTS} conversations in a row. The last error: {refused}"
         ) from refused
 
     def _slot_key(self, transaction: JoinedTransaction, key: str | None) -> str:

@@ -24,7 +24,7 @@ def require_finite(value: float | None) -> float | None:
     return value
 
 
-HEALTH_VARIABLE = "SERVICEBROKER_HEALTH"  # empty: no probes, as without the variable
+HEALTH_VARIABLE = "SERVICEBROKER_HEALTH"  # an empty value means no probes, like an unset variable
 
 InstanceOption = Annotated[
     str,
@@ -76,7 +76,7 @@ PatienceOption = Annotated[
         metavar="SECONDS",
         callback=require_finite,
         min=0,
-        help="The time for work in progress to finish after SIGTERM; then it is rolled back.",
+        help="The time for work in progress to finish after SIGTERM. Unfinished work is then rolled back.",
     ),
 ]
 

@@ -34,7 +34,7 @@ class LockTimeout(InstanceError):
 
 
 class Unreachable(InstanceError):
-    """The PostgreSQL server cannot be connected to: no statement was sent."""
+    """No connection to the PostgreSQL server was possible: no statement was sent."""
 
 
 class NotAdopted(InstanceError):
@@ -42,7 +42,7 @@ class NotAdopted(InstanceError):
 
 
 class NoInstance(InstanceError):
-    """The data folder or database holds no instance, and the command makes none."""
+    """The data folder or database has no instance, and the command does not create one."""
 
 
 class JoinError(InstanceError, TypeError):

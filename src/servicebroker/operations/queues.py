@@ -29,7 +29,7 @@ class Activation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreateQueue(Definition[None]):
-    """CREATE QUEUE. SELECT reads it as the PostgreSQL view `<database>_<schema>.<queue>`, in lower case.
+    """CREATE QUEUE. SELECT reads the queue through the PostgreSQL view `<database>_<schema>.<queue>`, in lower case.
 
     Args:
         name: `queue` or `schema.queue`.

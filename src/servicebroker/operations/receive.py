@@ -85,13 +85,13 @@ class Receive(Operation[list[Message]]):
             raise BrokerError(402, "TOP", short_repr(self.top), "an int of 0 or more")
         check_count("groups", self.groups)
         if self.groups > 1 and self.has_condition:
-            raise BrokerError(402, "groups", str(self.groups), "1 with a handle or a group, which names one group")
+            raise BrokerError(402, "groups", str(self.groups), "1 if a conversation or a group is named")
         for name in ("conversation_handle", "conversation_group_id"):
             condition = getattr(self, name)
             if condition is not None and not isinstance(condition, UUID):
-                raise BrokerError(402, name, f"a {type(condition).__name__}", "a uuid.UUID")
+                raise BrokerError(402, name, f"of type {type(condition).__name__}", "a uuid.UUID")
         if self.conversation_handle is not None and self.conversation_group_id is not None:
-            raise BrokerError(402, "the condition", "a handle and a group", "only one of the two")
+            raise BrokerError(402, "the condition", "both a conversation and a group", "one of the two")
 
     def check_wait(self) -> None:
         """Refuse an invalid `wait` before the first poll.

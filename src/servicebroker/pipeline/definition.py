@@ -347,7 +347,7 @@ class Pipeline:
             values = msgspec.json.decode(text, type=_text_type())
         except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as problem:
             raise InstanceError(
-                f"The option 'pipeline' of the sink is not one that this version of servicebroker writes: {problem}. "
+                f"The sink's option 'pipeline' was not written by this version of servicebroker: {problem}. "
                 "Start the query with 'servicebroker pipeline run'."
             ) from None
         fields_of_pipeline = {attribute.name: getattr(values, attribute.name) for attribute in fields(cls)}

@@ -121,7 +121,7 @@ def _content(url: str, response: dict[str, Any], query: str) -> bytes:
     except ValueError:  # not base64, or a lone surrogate
         raise InstanceError(
             f"The schema registry at '{url}' returns the text of a Protobuf schema instead of its descriptor: it "
-            "does not support format=serialized, so that no body of this rule can be read."
+            "does not support format=serialized, so bodies of this rule cannot be read."
             if query
             else f"The server at '{url}' is not a schema registry: a schema in its response is not a text."
         ) from None

@@ -73,7 +73,7 @@ def read(file: Path) -> Archive:
     migrations = [entry for entry in entries if " TABLE DATA servicebroker migrations " in entry]
     if not migrations:
         raise InstanceError(
-            f"The file '{file}' is a dump without an instance: name a file of servicebroker instance dump."
+            f"The file '{file}' is a PostgreSQL dump, but not of an instance: give one of servicebroker instance dump."
         )
     steps = re.findall(r"^(\d+)\t", _script(file, migrations), flags=re.MULTILINE)
     rights = [entry for entry in entries if _GRANTS.match(entry)]

@@ -202,7 +202,7 @@ def test_a_copy_that_is_none_leaves_no_folder(
         subprocess.run([programs() / "pg_dump", "-Fc", "-f", bad, make_url()], check=True)
     else:
         bad.write_bytes({"no copy": b"x" * 1000, "cut": whole[: len(whole) * 9 // 10], "empty": b""}[spoiled])
-    words = {"of something else": "a dump without an instance", "of a newer version": "upgrade servicebroker"}
+    words = {"of something else": "but not of an instance", "of a newer version": "upgrade servicebroker"}
     assert words.get(spoiled, "pg_restore failed") in restore(bad, missing_folder)
     assert not missing_folder.parent.exists()
 

@@ -319,7 +319,7 @@ table = "t"
         ({"quarantine": "/etc"}, "is not a table name"),
         ({"format": "code"}, "'format' must be one of delta"),
         ({"unconfigured": "run"}, "'unconfigured' must be one of"),
-        ({"code": "print()"}, "not one that this version of servicebroker writes"),
+        ({"code": "print()"}, "was not written by this version of servicebroker"),
         ({("messages", 0, "table"): "../../orders"}, "is not a table name"),
         ({("messages", 0, "format"): "pickle"}, "'format' must be one of json"),
         ({("messages", 0, "when_bad"): "run"}, "'when_bad' must be one of"),
@@ -346,7 +346,7 @@ def test_the_option_of_the_sink_is_checked_as_the_file_is(tmp_path, change, mess
 
 @pytest.mark.parametrize("text", ["", "gASVBQAAAAAAAAA=", "[" * 100_000, "\ud800", "null"], ids=range(5))
 def test_an_option_of_the_sink_that_is_no_pipeline_is_refused(text):
-    with pytest.raises(InstanceError, match="not one that this version of servicebroker writes"):
+    with pytest.raises(InstanceError, match="was not written by this version of servicebroker"):
         Pipeline.from_text(text)
 
 

@@ -174,7 +174,7 @@ class AsyncActivatedSession(AsyncInstance):
 
     def _check_that_it_may_wait(self) -> None:
         if self._is_ending:
-            raise InstanceError("Activation is ending in this process, so its readers stop waiting for messages.")
+            raise InstanceError("This process is stopping its activated readers: RECEIVE no longer waits.")
 
     def end_waiting(self) -> None:
         """Wake the task's waiting readers, which then raise InstanceError, and refuse further waits."""

@@ -37,7 +37,7 @@ app = typer.Typer(
 
 NumbersArgument = Annotated[
     list[int] | None,
-    typer.Argument(metavar="N", help="Numbers of dead letters in the list. Default: those that the filter matches."),
+    typer.Argument(metavar="N", help="Numbers of dead letters, as in the list. Default: all that the options select."),
 ]
 NumberArgument = Annotated[int, typer.Argument(metavar="N", help="The number of the dead letter in the list.")]
 QueueOption = Annotated[
@@ -52,7 +52,7 @@ ErrorOption = Annotated[
     typer.Option(
         "--error",
         metavar="TEXT",
-        help="Only dead letters whose error contains this text, or is of this kind (as `list --grouped` prints it).",
+        help="Only dead letters whose error contains this text, or belongs to this group of `list --grouped`.",
     ),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters of the database.")]
@@ -150,7 +150,9 @@ def replay(
     error: ErrorOption = None,
     body: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The new body; - is standard input. The audit log records the edit."),
+        typer.Option(
+            metavar="FILE", help="A file with the new body; - reads standard input. The audit log records the change."
+        ),
     ] = None,
     edit: Annotated[bool, typer.Option("--edit", help="Edit the body in $EDITOR first.")] = False,
     from_service: Annotated[
@@ -166,8 +168,8 @@ def replay(
 ) -> None:
     """Return dead letters to their queues, on a new conversation if the old one has ended.
 
-    Each is a transaction of its own. If one cannot be replayed, it stays a dead letter, the others are replayed, and
-    the exit code is 1.
+    Each is replayed in its own transaction. If one cannot be replayed, it stays a dead letter, the others are replayed,
+    and the exit code is 1.
     """
     _check_choice(numbers, every, queue, message_type, error)
     if (body is not None or edit) and len(numbers or ()) != 1:

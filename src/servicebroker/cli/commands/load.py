@@ -45,14 +45,14 @@ class ProcessResult(NamedTuple):
 def load(
     instance: InstanceOption = DEFAULT_INSTANCE,
     seconds: Annotated[
-        float, typer.Option(callback=require_finite, min=0.1, max=86_400, help="Seconds to send.")
+        float, typer.Option(callback=require_finite, min=0.1, max=86_400, help="How long the senders send, in seconds.")
     ] = 10.0,
     senders: Annotated[int, typer.Option(min=1, max=256, help="The number of sender processes.")] = 1,
     readers: Annotated[int, typer.Option(min=1, max=256, help="The number of reader processes.")] = 1,
     batch: Annotated[
         int, typer.Option(min=1, max=10_000, help="Messages per transaction, of senders and of readers.")
     ] = 1,
-    size: Annotated[int, typer.Option(min=TIMESTAMP_BYTES, max=1 << 24, help="Bytes of each body.")] = 200,
+    size: Annotated[int, typer.Option(min=TIMESTAMP_BYTES, max=1 << 24, help="The size of each body, in bytes.")] = 200,
     as_json: JsonOption = False,
 ) -> None:
     """Measure messages per second and latency, in a temporary broker database of the instance."""

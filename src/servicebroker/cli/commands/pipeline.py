@@ -68,7 +68,8 @@ def run(
         int | None, typer.Option(metavar="PORT", help="Serve metrics for Prometheus on this port.")
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address of that port; 0.0.0.0 for all interfaces.")
+        str,
+        typer.Option(metavar="HOST", help="The address on which --metrics-port listens; 0.0.0.0 for all interfaces."),
     ] = "127.0.0.1",
     fails_on_quarantine: Annotated[
         bool,
@@ -89,7 +90,7 @@ def run(
 ) -> None:
     """Write messages to the pipeline's tables, each exactly once.
 
-    A terminal shows a status line; without a terminal the log gets a line for each start, batch, restart and end.
+    In a terminal a status line shows the progress. Otherwise each start, batch, restart and end is logged.
     Exit code 3: more messages are in quarantine than the limits allow. 4: `--once` ended before all messages, because
     an older transaction was still open.
     """

@@ -90,7 +90,7 @@ def serve(
         typer.Option(
             metavar="SECONDS",
             callback=require_finite,
-            help="While a queue is under load, start one more reader after this many seconds.",
+            help="Seconds between two starts of readers for a queue under load.",
         ),
     ] = READER_INTERVAL_S,
     alert_command: Annotated[
@@ -129,7 +129,7 @@ def serve(
             metavar="N",
             min=1,
             max=MAX_PROCESSES,
-            help="Processes that share the conversations. Default: 1 with up to four cores; otherwise by the load.",
+            help="Processes that divide the conversations. Default: 1 on up to four cores, else by the load.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,

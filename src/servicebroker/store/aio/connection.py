@@ -51,7 +51,7 @@ def is_url(target: str) -> bool:
             half of a surrogate pair.
     """
     if "\0" in target or not is_encodable(target):
-        raise InstanceError("The URL or folder of an instance has a NUL or half of a surrogate pair, and names none.")
+        raise InstanceError("The URL or folder of the instance must not have a NUL or half of a surrogate pair.")
     if re.match(r"postgres(ql)?://|\w+ *=", target):
         return True
     if _URL_PATTERN.match(target):

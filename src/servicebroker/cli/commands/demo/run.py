@@ -191,7 +191,7 @@ def _locked_folder(out: Path) -> Iterator[int]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise InstanceError(
-                        f"Another run of the demo uses '{out}': wait until it ends, or name another --out."
+                        f"Another run of the demo uses '{out}': wait until it ends, or give another folder with --out."
                     ) from None
                 time.sleep(POLL_S)
         yield lock.fileno()
