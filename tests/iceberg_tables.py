@@ -81,9 +81,9 @@ class CatalogTable:
         )
         rows = []
         for file in self.files(snapshot):
-            told = duckdb.execute(f"select * from read_parquet(?, schema = MAP {{{expected}}})", [file["file_path"]])
-            names = [column[0] for column in told.description]
-            found = [dict(zip(names, values, strict=True)) for values in told.fetchall()]
+            result = duckdb.execute(f"select * from read_parquet(?, schema = MAP {{{expected}}})", [file["file_path"]])
+            names = [column[0] for column in result.description]
+            found = [dict(zip(names, values, strict=True)) for values in result.fetchall()]
             assert len(found) == file["record_count"]
             for row in found:
                 assert all(str(row[name]) == str(value) for name, value in self._partition_values(file).items()), (
@@ -98,7 +98,7 @@ class CatalogTable:
         rows = []
         for file in self.files(snapshot):
             table = pq.read_table(file["file_path"], partitioning=None)
-            numbers = {int(one.metadata[b"PARQUET:field_id"]): one.name for one in table.schema}
+            numbers = {int(column.metadata[b"PARQUET:field_id"]): column.name for column in table.schema}
             assert len(numbers) == table.num_columns
             there = {name: numbers[field["id"]] for name, field in columns.items() if field["id"] in numbers}
             for row in table.to_pylist():

@@ -75,11 +75,11 @@ def live_files(endpoint: str, folder: object) -> list[str]:
 
 def rows(endpoint: str, folder: object) -> list[dict[str, Any]]:
     """Return the rows of a table, read by Arrow's own S3 client."""
-    ours, found = _client(endpoint), []
+    ours, rows_of_files = _client(endpoint), []
     for file in live_files(endpoint, folder):
         with ours.open_input_file(file) as source:
-            found += pq.ParquetFile(source).read().to_pylist()
-    return found
+            rows_of_files += pq.ParquetFile(source).read().to_pylist()
+    return rows_of_files
 
 
 def fetch_table(endpoint: str, folder: object, into: Path) -> list[str]:

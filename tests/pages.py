@@ -83,24 +83,24 @@ class Step(NamedTuple):
 def steps_of(page: str) -> list[Step]:
     """Return the blocks of a page, in order."""
     source = (ROOT / page).read_text()
-    found, why = [], ""
+    steps, why = [], ""
     for part in _PARTS.finditer(source):
         line = source.count("\n", 0, part.start()) + 1
         if part["named"]:
-            found.append(Step(line, "setup", {"shop": SHOP}[part["named"]]))
+            steps.append(Step(line, "setup", {"shop": SHOP}[part["named"]]))
         elif part["setup"] is not None:
-            found.append(Step(line, "setup", part["setup"]))
+            steps.append(Step(line, "setup", part["setup"]))
         elif part["why"] is not None:
             why = part["why"]
         else:
             text = re.sub(rf"^{part['indent']}", "", part["text"], flags=re.MULTILINE)
             named = _FILE.match(text)
             kind = "file" if named else part["language"]
-            if kind == "text" and found:
-                why = found[-1].why  # the text is the output of the previous block
-            found.append(Step(line, kind, text, named[1] if named else "", why))
+            if kind == "text" and steps:
+                why = steps[-1].why  # the text is the output of the previous block
+            steps.append(Step(line, kind, text, named[1] if named else "", why))
             why = ""
-    return found
+    return steps
 
 
 def pattern(printed: str) -> re.Pattern[str]:

@@ -218,9 +218,9 @@ class RawClient:
             if not (part := self._receive()):
                 return b""
             self._received += part
-        found = bytes(self._received[:count])
+        content = bytes(self._received[:count])
         del self._received[:count]
-        return found
+        return content
 
     def _receive(self) -> bytes:
         """Return the next decrypted bytes, b"" at the end."""

@@ -21,12 +21,12 @@ SMALL = Size(100, 2_000, 6_000, 20)
 @pytest.mark.feature(116, 118, 126)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_conversation_arrives_at_one_instance_of_its_service(seed: int) -> None:
-    found = Fleet(seed, SMALL).run()
-    assert found.misplaced == 0
-    assert found.conversations == SMALL.conversations
-    assert found.settled < 60
-    assert found.spread < 5  # chi-square with 3 degrees of freedom, p = 0.002
-    assert min(found.rerouted, found.forwarded, found.repeated, found.dropped[11290]) > 0
+    fleet_run = Fleet(seed, SMALL).run()
+    assert fleet_run.misplaced == 0
+    assert fleet_run.conversations == SMALL.conversations
+    assert fleet_run.settled < 60
+    assert fleet_run.spread < 5  # chi-square with 3 degrees of freedom, p = 0.002
+    assert min(fleet_run.rerouted, fleet_run.forwarded, fleet_run.repeated, fleet_run.dropped[11290]) > 0
 
 
 def test_a_seed_does_the_same_again(seeded_random: Random) -> None:

@@ -31,9 +31,9 @@ def failures() -> int:
 
 
 def test_no_message_is_lost_or_duplicated_by_failures() -> None:
-    found = [mirrors.run(seed) for seed in SEEDS]
-    assert sum(one.promotions for one in found) > len(SEEDS)
-    assert sum(one.changes for one in found) > len(SEEDS)
+    runs = [mirrors.run(seed) for seed in SEEDS]
+    assert sum(mirror_run.promotions for mirror_run in runs) > len(SEEDS)
+    assert sum(mirror_run.changes for mirror_run in runs) > len(SEEDS)
 
 
 def test_a_seed_replays() -> None:

@@ -120,9 +120,9 @@ class Passing:
         assert east is not None
         received, heard_at = 0, time.monotonic()
         while received < messages:
-            found = len(east.receive("Queue", top=self.size, wait=1.0))
-            received += found
-            heard_at = time.monotonic() if found else heard_at
+            message_count = len(east.receive("Queue", top=self.size, wait=1.0))
+            received += message_count
+            heard_at = time.monotonic() if message_count else heard_at
             if time.monotonic() > heard_at + MESSAGE_TIMEOUT_S:
                 raise InstanceError(f"A benchmark is broken: {received:,} of {messages:,} messages have arrived.")
         return received

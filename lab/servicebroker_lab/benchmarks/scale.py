@@ -138,8 +138,8 @@ def _pgmq(url: str) -> Iterator[Callable[[str, int], None]]:
             if many == 1:
                 return len(call("select * from pgmq.pop('bench')"))
             with connection.transaction():
-                found = [row[0] for row in call("select * from pgmq.read('bench', 30, %s)", many)]
-                return len(call("select * from pgmq.delete('bench', %s::bigint[])", found))
+                message_ids = [row[0] for row in call("select * from pgmq.read('bench', 30, %s)", many)]
+                return len(call("select * from pgmq.delete('bench', %s::bigint[])", message_ids))
 
         def do(verb: str, messages: int) -> None:
             verb, _, size = verb.rpartition("-")

@@ -106,22 +106,22 @@ class ServiceBroker:
         return sum(len(self.database.receive(QUEUE, top=1)) for _ in range(messages))
 
     def _receive_loop(self, messages: int) -> int:
-        done = 0
+        message_count = 0
         for size in batches(messages, LOOP_SENDS):
             with self.database.transaction() as transaction:
-                done += sum(len(transaction.receive(QUEUE, top=1)) for _ in range(size))
-        return done
+                message_count += sum(len(transaction.receive(QUEUE, top=1)) for _ in range(size))
+        return message_count
 
     def _receive_batch(self, messages: int) -> int:
-        done = 0
+        message_count = 0
         while received := self.database.receive(QUEUE, top=BATCH_MESSAGES):
-            done += len(received)
-        return done
+            message_count += len(received)
+        return message_count
 
     def _work(self, messages: int) -> int:
-        done: list[None] = []  # an element for each call, as the tasks of the competitors do
-        self.database.process(QUEUE, lambda transaction, received: done.append(None))
-        return len(done)
+        calls: list[None] = []  # an element for each call, as the tasks of the competitors do
+        self.database.process(QUEUE, lambda transaction, received: calls.append(None))
+        return len(calls)
 
     def _work_in_threads(self, messages: int) -> int:
         with ThreadPoolExecutor(READER_COUNT) as readers:

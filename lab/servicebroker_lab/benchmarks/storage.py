@@ -172,8 +172,8 @@ class Storage:
     def _lock_group(self, messages: int) -> None:
         self._fill(1, messages * CROWD_FACTOR, prefix=HEAD)
         self._insert(messages, GROUP_COUNT, "")
-        other = self._connection()
-        other.execute(
+        second_connection = self._connection()
+        second_connection.execute(
             "select pg_advisory_xact_lock(%s, uuid_hash(md5(%s)::uuid))", (locks.CONVERSATION_GROUP, HEAD + "0")
         )
 
@@ -183,9 +183,9 @@ class Storage:
         self._insert(messages * CONSUMED_FACTOR, messages * CONSUMED_FACTOR, "", row=1000)
         self._insert(messages, messages, "later ", row=10)
         if held_by is not None:
-            other = self._connection()
-            other.execute("set transaction isolation level repeatable read")
-            other.execute(held_by.encode())
+            second_connection = self._connection()
+            second_connection.execute("set transaction isolation level repeatable read")
+            second_connection.execute(held_by.encode())
         left = messages * CONSUMED_FACTOR
         while left:
             left -= len(self._database.receive(QUEUE, top=min(1000, left)))
@@ -242,17 +242,17 @@ class Storage:
 
     def receive_tens(self, messages: int) -> int:
         """Receive up to ten messages at a time."""
-        done = 0
-        while done < messages:
-            done += len(self._database.receive(QUEUE, top=min(10, messages - done)))
-        return done
+        message_count = 0
+        while message_count < messages:
+            message_count += len(self._database.receive(QUEUE, top=min(10, messages - message_count)))
+        return message_count
 
     def receive_groups(self, messages: int) -> int:
         """Receive all messages of a group at a time."""
-        done = 0
+        message_count = 0
         while received := self._database.receive(QUEUE):
-            done += len(received)
-        return done
+            message_count += len(received)
+        return message_count
 
     def send_on(self, conversations: int, messages: int) -> int:
         """Send on new conversations, a message in each transaction."""

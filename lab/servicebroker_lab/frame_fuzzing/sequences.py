@@ -88,44 +88,54 @@ class Sequence:
         draw = self._draw
         if len(self._conversations) < MAX_OPEN or draw.random() < 0.05:
             self._conversations = [*self._conversations[1 - MAX_OPEN :], Conversation(draw, self._brokers[link])]
-        one = draw.choice(self._conversations)
+        conversation = draw.choice(self._conversations)
         header = Header(
-            *(one.identifier, True, Kind.RUN, False, TARGET, None, STRANGER, one.broker, one.next),
+            *(
+                conversation.identifier,
+                True,
+                Kind.RUN,
+                False,
+                TARGET,
+                None,
+                STRANGER,
+                conversation.broker,
+                conversation.next,
+            ),
             opening=Opening(CONTRACT, draw.choice((0, 60, 2**31 - 1)), encryption=False),
         )
         make: Callable[[Conversation, Header], tuple[Header, Payload]] = draw.choices(
             (self._run, self._fragment, self._ahead, self._acknowledgement, self._failure, self._end),
             (8, 8, 4, 2, 1, 1),
         )[0]
-        return make(one, header)
+        return make(conversation, header)
 
-    def _run(self, one: Conversation, header: Header) -> tuple[Header, Payload]:
+    def _run(self, conversation: Conversation, header: Header) -> tuple[Header, Payload]:
         parts = tuple(self._part(self._draw.choice((0, 1, 100))) for _ in range(self._draw.choice((1, 1, 3))))
-        one.next += len(parts)
+        conversation.next += len(parts)
         return header, parts
 
-    def _fragment(self, one: Conversation, header: Header) -> tuple[Header, Payload]:
-        fragment, last = one.fragment, one.fragments - 1
-        one.fragment += self._draw.choice((1, 1, 1, 2))
-        if one.fragment > last:
-            one.fragment, one.next = 0, one.next + 1
+    def _fragment(self, conversation: Conversation, header: Header) -> tuple[Header, Payload]:
+        fragment, last = conversation.fragment, conversation.fragments - 1
+        conversation.fragment += self._draw.choice((1, 1, 1, 2))
+        if conversation.fragment > last:
+            conversation.fragment, conversation.next = 0, conversation.next + 1
         size = self._draw.randint(1, self._limits.fragment_size) if fragment >= last else self._limits.fragment_size
-        place = min(fragment, last)
-        return self._as_fragment(header, place, one.fragments), (self._part(size),)
+        fragment_index = min(fragment, last)
+        return self._as_fragment(header, fragment_index, conversation.fragments), (self._part(size),)
 
-    def _ahead(self, one: Conversation, header: Header) -> tuple[Header, Payload]:
-        number = one.next + self._draw.choice((1, 2, 5, 100, 16_383, 16_384))
+    def _ahead(self, conversation: Conversation, header: Header) -> tuple[Header, Payload]:
+        number = conversation.next + self._draw.choice((1, 2, 5, 100, 16_383, 16_384))
         return structs.replace(header, number=number), (self._part(self._draw.choice((0, 10, 1_000))),)
 
-    def _acknowledgement(self, one: Conversation, header: Header) -> tuple[Header, Payload]:
+    def _acknowledgement(self, conversation: Conversation, header: Header) -> tuple[Header, Payload]:
         return structs.replace(
             header, kind=Kind.ACKNOWLEDGEMENT, number=0, acknowledgement=self._random_acknowledgement()
         ), None
 
-    def _failure(self, one: Conversation, header: Header) -> tuple[Header, Payload]:
+    def _failure(self, conversation: Conversation, header: Header) -> tuple[Header, Payload]:
         return structs.replace(header, kind=Kind.FAILURE, number=0), GONE
 
-    def _end(self, one: Conversation, header: Header) -> tuple[Header, Payload]:
+    def _end(self, conversation: Conversation, header: Header) -> tuple[Header, Payload]:
         is_error = self._draw.random() < 0.5
         body = error_body(1, "it ends") if is_error else None
         content = Content.ERROR if is_error else Content.END

@@ -74,8 +74,8 @@ def run_mutants(
         with copies.lend() as copy:
             outcome = run_trial(copy, mutant, choice)
         results.add(result_of(project, seed, mutant, choice, outcome))
-        place = f"{mutant.path}:{mutant.candidate.line} {mutant.candidate.operator}"
-        say(f"{outcome.outcome:<9} {outcome.seconds:6.1f} s  {place} {outcome.killer}")
+        location = f"{mutant.path}:{mutant.candidate.line} {mutant.candidate.operator}"
+        say(f"{outcome.outcome:<9} {outcome.seconds:6.1f} s  {location} {outcome.killer}")
 
     with ThreadPoolExecutor(copies.count) as pool:
         for _ in pool.map(judge, choose_mutants(project, reach, results, seed, count, again=again)):

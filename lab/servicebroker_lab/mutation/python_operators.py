@@ -124,7 +124,9 @@ def _spans_without_effect(text: str) -> Iterator[Span]:
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             parts = [node]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            parts += [one for one in node.decorator_list if _SKIPPED_DECORATOR.search(ast.unparse(one))]
+            parts += [
+                decorator for decorator in node.decorator_list if _SKIPPED_DECORATOR.search(ast.unparse(decorator))
+            ]
         for part in parts:
             if isinstance(part, ast.expr | ast.stmt) and part.end_lineno is not None:
                 yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset or 0)

@@ -75,8 +75,8 @@ class Reach:
             (self._folder / (file.replace("/", ".") + ".json")).write_text(json.dumps(record))
             self._records[file] = record
             failed = [test for test, told in record["tests"].items() if not told["passed"]]
-            said = f", {len(failed)} skipped or failed" if failed else ""
-            tell(f"{file}: {len(record['tests'])} tests{said}")
+            failure_note = f", {len(failed)} skipped or failed" if failed else ""
+            tell(f"{file}: {len(record['tests'])} tests{failure_note}")
 
         with ThreadPoolExecutor(copies.count) as pool:
             for _ in pool.map(record, missing):
@@ -103,8 +103,8 @@ class Reach:
     def tests_of(self, path: str, line: int) -> dict[str, float]:
         """Return the tests that reach a line of a file, the best first, each with its seconds."""
         text = (self._project.root / path).read_text(encoding="utf-8")
-        found = self._tests_of_sql(path, text, line) if path.endswith(".sql") else self._tests_of_line(path, text, line)
-        return {test: self._seconds[test] for test in found if test in self._seconds}
+        tests = self._tests_of_sql(path, text, line) if path.endswith(".sql") else self._tests_of_line(path, text, line)
+        return {test: self._seconds[test] for test in tests if test in self._seconds}
 
     def choose(self, path: str, line: int, budget_s: float) -> Choice:
         """Return the tests to run for a line: the fastest of each file in turns, up to so many seconds."""

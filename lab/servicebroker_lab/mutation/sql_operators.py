@@ -147,7 +147,7 @@ _UNIT = re.compile(
 def unit_of(text: str, line: int) -> tuple[str | None, str | None]:
     """Return the names of the statement and of the function or view in which a line stands."""
     statement = made = None
-    position = sum(len(one) + 1 for one in text.split("\n")[:line])
+    position = sum(len(previous_line) + 1 for previous_line in text.split("\n")[:line])
     for match in _UNIT.finditer(text, 0, position):
         if match["statement"]:
             statement, made = match["statement"], None

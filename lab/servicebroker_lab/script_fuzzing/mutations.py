@@ -225,10 +225,10 @@ def _cut(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
 
 
 def _splice(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
-    other = draw.choice(corpus.pieces)
-    start, end = _part(other, draw)
+    inserted = draw.choice(corpus.pieces)
+    start, end = _part(inserted, draw)
     index = draw.randint(0, len(piece))
-    return [*piece[:index], *other[start:end], *piece[index:]]
+    return [*piece[:index], *inserted[start:end], *piece[index:]]
 
 
 def _nest(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
@@ -243,9 +243,9 @@ def _nest(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
 def _change_characters(corpus: Corpus, piece: Piece, draw: random.Random) -> Piece:
     text = "".join(piece)
     for _ in range(draw.randint(1, 3)):
-        place = draw.randrange(len(text)) if text else 0
+        index = draw.randrange(len(text)) if text else 0
         text = (
-            text[:place] + draw.choice(("", chr(draw.randrange(1, 0x250)), draw.choice(_ODD_TEXTS))) + text[place + 1 :]
+            text[:index] + draw.choice(("", chr(draw.randrange(1, 0x250)), draw.choice(_ODD_TEXTS))) + text[index + 1 :]
         )
     return [text]
 

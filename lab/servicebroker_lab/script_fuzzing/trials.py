@@ -101,18 +101,18 @@ class Runner:
         if self._count % CASES_PER_DATABASE == 0:
             with contextlib.suppress(BrokerError):
                 self._instance.drop_database(_DATABASE)
-        said: list[object] = []
+        outputs: list[object] = []
         with _limit(RUN_LIMIT_S) as over:
             try:
-                with Session(self._instance.database(_DATABASE, create=True), said.append) as session:
+                with Session(self._instance.database(_DATABASE, create=True), outputs.append) as session:
                     session.run(text)
             except _TimeIsUp:
                 return ""
             except Exception as error:  # a session whose statement was interrupted fails to roll back
                 return "" if over else _describe(error)
-        errors = [one for one in said if isinstance(one, TsqlError)]
-        unmapped = [one for one in errors if one.number == UNMAPPED_ERROR and "(PostgreSQL" in one.text]
-        wrong = unmapped or [one for one in errors if one.line < 1]
+        errors = [output for output in outputs if isinstance(output, TsqlError)]
+        unmapped = [output for output in errors if output.number == UNMAPPED_ERROR and "(PostgreSQL" in output.text]
+        wrong = unmapped or [output for output in errors if output.line < 1]
         return f"{wrong[0]}" if wrong else ""
 
 
@@ -122,5 +122,5 @@ def _describe(raised: Exception) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     code = trace.tb_frame.f_code if trace is not None else None
-    place = f" in {Path(code.co_filename).name} {code.co_name}" if code is not None else ""
-    return f"{type(raised).__name__}: {raised}"[:400] + place
+    location = f" in {Path(code.co_filename).name} {code.co_name}" if code is not None else ""
+    return f"{type(raised).__name__}: {raised}"[:400] + location

@@ -90,9 +90,9 @@ def run_seeds(seeds: range, *, as_json: bool) -> None:
     if as_json:
         say_json({**sums, "failures": [failure._asdict() for failure in failures]})
     else:
-        told = f"{sums['messages']} messages delivered, {sums['corrupted']} corrupted, {sums['forged']} forged"
-        told += f", {sums['brought']} brought again"
-        say(f"{sums['runs']} runs, {told}")
+        summary = f"{sums['messages']} messages delivered, {sums['corrupted']} corrupted, {sums['forged']} forged"
+        summary += f", {sums['brought']} brought again"
+        say(f"{sums['runs']} runs, {summary}")
         for failure in failures:
             say(f"seed {failure.seed}: {failure.reason}")
         if failures and (failing := shrink(failures[0].seed)):

@@ -155,7 +155,7 @@ class Fleet:
                 origin, service = self._random.choice(self._instances), self._random.choice(self._names)
                 self._open.append(_Journey(self._random.getrandbits(64), self._round, origin, service))
                 begun += 1
-            self._open = [one for one in self._open if not self._go_on(one)]
+            self._open = [conversation for conversation in self._open if not self._go_on(conversation)]
             self._round += 1
             self._progress(len(self._waits), size.conversations)
             if self._round > self._last_fault + SETTLE_ROUNDS and self._round > size.rounds:
@@ -183,7 +183,7 @@ class Fleet:
             instance.returns_at = self._round + self._random.randrange(12, 25)
             self._last_fault = max(self._last_fault, instance.returns_at)
             instance.lost = frozenset()
-            self._dropped.update(one.error.number for one in instance.forwarder.drop_all(11293))
+            self._dropped.update(frame.error.number for frame in instance.forwarder.drop_all(11293))
         for instance in self._random.sample(self._instances, count):
             if instance.gateway is not None:
                 instance.is_direct = not instance.is_direct
@@ -281,31 +281,31 @@ class Fleet:
             refusal = at.forwarder.take_in(header, b"", passage or Passage(header.conversation_id), address, now)
             found = at.forwarder.pass_on(address, now) if self._is_up(self._by_address[address]) else None
             if refusal is not None or found is None or isinstance(found, DroppedMessage):
-                self._dropped.update(one.error.number for one in at.forwarder.drop_all(11290))
+                self._dropped.update(dropped.error.number for dropped in at.forwarder.drop_all(11290))
                 return None
             passage, _ = unwrap(found[1])
             self._counts["forwarded"] += 1
             at = self._by_address[address]
         return None
 
-    def _take(self, one: _Journey, home: _Instance, *, is_answered: bool = False) -> bool:
+    def _take(self, conversation: _Journey, home: _Instance, *, is_answered: bool = False) -> bool:
         """Record the arrival of a first message, which may be a repetition. Returns True if it is acknowledged."""
-        if one.arrived_at is not None:
+        if conversation.arrived_at is not None:
             self._counts["repeated"] += 1
-        if one.arrived_at not in (None, home) or one.service not in home.services:
+        if conversation.arrived_at not in (None, home) or conversation.service not in home.services:
             self._counts["misplaced"] += 1
-        one.arrived_at = home
+        conversation.arrived_at = home
         if not is_answered and self._random.random() < LOST_ANSWERS:
             return False
-        self._waits.append(self._round - one.began)
+        self._waits.append(self._round - conversation.began)
         return True
 
     # ---------------------------------------------------------------- how evenly
 
-    def _count_choice(self, one: _Journey, chosen: Route) -> None:
+    def _count_choice(self, conversation: _Journey, chosen: Route) -> None:
         """Count the instance of the chosen route, if four instances have the service and none is known to be dead."""
-        homes = sorted(home.broker for home in self._homes[one.service])
-        if len(homes) == COPY_COUNT and not one.origin.lost:
+        homes = sorted(home.broker for home in self._homes[conversation.service])
+        if len(homes) == COPY_COUNT and not conversation.origin.lost:
             self._choices[homes.index(str(chosen.broker_instance))] += 1
 
     def _deviation(self) -> float:

@@ -234,19 +234,24 @@ class Run:
     def _operate(self) -> None:
         """Act as the operator: promote the standby of a lost primary, and make a returning primary a standby."""
         random = self.loop.random
-        primary, other = self.servers[self.primary], self.servers[1 - self.primary]
-        if not (primary.is_up and self.is_replicating) and other.is_up and other.is_standby and primary.is_synchronous:
+        primary, standby = self.servers[self.primary], self.servers[1 - self.primary]
+        if (
+            not (primary.is_up and self.is_replicating)
+            and standby.is_up
+            and standby.is_standby
+            and primary.is_synchronous
+        ):
             if random.random() < 0.5:
                 self.promotions += 1
-                other.is_standby, other.is_synchronous, other.timeline = False, False, primary.timeline + 1
+                standby.is_standby, standby.is_synchronous, standby.timeline = False, False, primary.timeline + 1
                 self.primary, self.is_replicating = 1 - self.primary, True
-                other.start(self.loop.now)
-                self.loop.trace("operator", "promotes", other)
-        elif other.is_up and not other.is_standby and random.random() < 0.3:
-            other.crash()
-            other.is_standby, other.is_synchronous = True, False
-            other.start(self.loop.now)
-            self.loop.trace("operator", "makes a standby of", other)
+                standby.start(self.loop.now)
+                self.loop.trace("operator", "promotes", standby)
+        elif standby.is_up and not standby.is_standby and random.random() < 0.3:
+            standby.crash()
+            standby.is_standby, standby.is_synchronous = True, False
+            standby.start(self.loop.now)
+            self.loop.trace("operator", "makes a standby of", standby)
         if self.loop.now < FAULTY_TIME_S:
             self.loop.after(random.random() * 10, self._operate)
 
@@ -285,10 +290,10 @@ class Run:
         self.is_replicating = True
         for sender in self.senders:
             sender.cut_off = set()
-        primary, other = self.servers[self.primary], self.servers[1 - self.primary]
-        other.crash()
-        other.is_standby = True
-        for server in (primary, other):
+        primary, standby = self.servers[self.primary], self.servers[1 - self.primary]
+        standby.crash()
+        standby.is_standby = True
+        for server in (primary, standby):
             if not server.is_up:
                 server.start(self.loop.now)
 

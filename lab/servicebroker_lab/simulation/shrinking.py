@@ -33,7 +33,7 @@ def shrink(seed: int) -> Failing | None:
     shortest, kind = original, original.trace[-1].split(":")[0]
     while smaller := _first(_smaller(shortest.case), kind):
         shortest = smaller
-    others = (shortest.case._replace(seed=other) for other in range(OTHER_SEEDS))
+    others = (shortest.case._replace(seed=index) for index in range(OTHER_SEEDS))
     shorter = [failing for case in others if (failing := _failing(case, kind, len(shortest.trace)))]
     return min([shortest, *shorter], key=lambda failing: len(failing.trace))
 

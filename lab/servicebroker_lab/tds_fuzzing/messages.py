@@ -209,12 +209,12 @@ class MessageMaker:
 
     def _parameters(self) -> list[bytes]:
         draw = self._draw
-        found = []
+        parameters = []
         for _ in range(draw.choice((0, 1, 1, 2, 3))):
             kind, values = draw.choice(_TYPED)
             status = draw.choice((0, 0, 1, 2, 3))
-            found.append(parameter(draw.choice(("", "@a", "@b", "@n", "x")), kind, draw.choice(values), status))
-        return found
+            parameters.append(parameter(draw.choice(("", "@a", "@b", "@n", "x")), kind, draw.choice(values), status))
+        return parameters
 
     def _transaction(self) -> tuple[int, bytes, bool]:
         draw = self._draw

@@ -54,9 +54,9 @@ def judge(site: Site, number: int) -> Counter[str] | Failure:
             raise RuleError(f"the process has grown by {growth // 2**20} MB")
     except (RuleError, ProtocolError, ValueError, OSError) as problem:
         site.settle()
-        told = "".join(f"; the log has an error: {error[-1_500:]}" for error in site.log.take()[:1])
+        log_note = "".join(f"; the log has an error: {error[-1_500:]}" for error in site.log.take()[:1])
         sent = b"\n----\n".join(trial.sent).decode("latin-1")
-        return Failure(number, f"{type(problem).__name__}: {problem}{told}"[:4_000], sent)
+        return Failure(number, f"{type(problem).__name__}: {problem}{log_note}"[:4_000], sent)
     return trial.outcomes
 
 

@@ -54,13 +54,13 @@ def test_the_engine_spreads_conversations_evenly(database: sb.Database) -> None:
     departures = [departure(database.database_id) for _ in range(CONVERSATION_COUNT)]
     now = database.instance.clock()
     with database.instance.connection() as connection:
-        found = run(connection, route(Catalog(), departures, LocalInstance(), now))
+        decisions = run(connection, route(Catalog(), departures, LocalInstance(), now))
         again = run(connection, route(Catalog(), departures, LocalInstance(), now))
         lost = LocalInstance(unreachable=frozenset({Address("host0", 4022)}))
         without = run(connection, route(Catalog(), departures, lost, now))
-    assert found == again  # another process, or the same one after a restart, decides equally
+    assert decisions == again  # another process, or the same one after a restart, decides equally
     expected = CONVERSATION_COUNT / INSTANCE_COUNT
-    counts = Counter(decision.destination for decision in found.values())
+    counts = Counter(decision.destination for decision in decisions.values())
     assert len(counts) == INSTANCE_COUNT
     chi_square = sum((seen - expected) ** 2 / expected for seen in counts.values())
     assert chi_square < 29.9  # 7 degrees of freedom, p = 0.0001
@@ -114,10 +114,10 @@ def begin(sites: dict[str, Site], text: str) -> UUID:
 
 
 def receive_all(site: Site) -> list[bytes | None]:
-    found: list[bytes | None] = []
+    received_bodies: list[bytes | None] = []
     while messages := site.database.receive(STOCK_QUEUE):
-        found += bodies(messages)
-    return found
+        received_bodies += bodies(messages)
+    return received_bodies
 
 
 @pytest.mark.feature(115, 116)
@@ -166,8 +166,8 @@ def test_unacknowledged_messages_are_not_sent_to_another_instance(sites: dict[st
     lose(sites, "north")
     west.restart()
     rounds(sites.values())
-    found = {name: receive_all(sites[name]) for name in ("north", "south")}
-    assert Counter(found["north"] + found["south"]) == Counter(str(n).encode() for n in range(6))
+    bodies_by_site = {name: receive_all(sites[name]) for name in ("north", "south")}
+    assert Counter(bodies_by_site["north"] + bodies_by_site["south"]) == Counter(str(n).encode() for n in range(6))
     find_again(sites, "north")
     west.seconds += 70
     rounds(sites.values())

@@ -73,8 +73,8 @@ class Broker(Serving):
 def children(pid: int) -> list[int]:
     """Return the process ids of a daemon's shares."""
     listed = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    found = [line.split(maxsplit=2) for line in listed.splitlines() if "servicebroker.broker.share_process" in line]
-    return sorted(int(child) for child, parent, _ in found if int(parent) == pid)
+    processes = [line.split(maxsplit=2) for line in listed.splitlines() if "servicebroker.broker.share_process" in line]
+    return sorted(int(child) for child, parent, _ in processes if int(parent) == pid)
 
 
 def are_gone(pids: list[int]) -> bool:

@@ -31,37 +31,37 @@ KEEPER, KEPT_SERVICE = "Keeper", "//test/Kept"
 def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     """Two instances with each other's certificates, and their daemons."""
     folder = tmp_path_factory.mktemp("refusals")
-    with two_sites(make_instance_url, folder) as found:
-        found.introduce(folder)
-        for site in (found.west, found.east):
+    with two_sites(make_instance_url, folder) as sites:
+        sites.introduce(folder)
+        for site in (sites.west, sites.east):
             site.endpoint()
             site.serve()
-        found.send("they are connected")
-        found.arrives("they are connected")
-        yield found
+        sites.send("they are connected")
+        sites.arrives("they are connected")
+        yield sites
 
 
 def doctor(site: Site) -> list[dict[str, str]]:
     """Return the findings of doctor about peers and waiting messages."""
     result = CliRunner().invoke(app, ["doctor", "--instance", site.url, "--json"])
-    found: list[dict[str, str]] = json.loads(result.stdout)["findings"]
-    assert result.exit_code == (1 if found else 0)
-    return [finding for finding in found if finding["subject"].startswith(("peer", "service"))]
+    findings: list[dict[str, str]] = json.loads(result.stdout)["findings"]
+    assert result.exit_code == (1 if findings else 0)
+    return [finding for finding in findings if finding["subject"].startswith(("peer", "service"))]
 
 
 def wait_for_finding(site: Site, *words: str) -> dict[str, str]:
     """Wait until one finding of doctor contains all of these words, and return it."""
-    found: list[dict[str, str]] = []
+    findings: list[dict[str, str]] = []
 
     def is_there() -> bool:
-        found[:] = [finding for finding in doctor(site) if all(word in " ".join(finding.values()) for word in words)]
-        return bool(found)
+        findings[:] = [finding for finding in doctor(site) if all(word in " ".join(finding.values()) for word in words)]
+        return bool(findings)
 
     try:
         eventually(is_there)
     except AssertionError:
         raise AssertionError(f"not found: {words}\n{doctor(site)}\n{site.daemon.lines}") from None
-    return found[0]
+    return findings[0]
 
 
 def test_a_refusal_is_reported_at_the_target_and_at_the_sender(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

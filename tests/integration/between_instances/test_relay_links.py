@@ -106,8 +106,8 @@ def test_large_messages_are_throttled_while_small_ones_are_sent(pair: Pair) -> N
         assert bytes_of_round() == pytest.approx(LIMITS.fragment_size, abs=1_000)
     pair.pass_time(1)
     pair.rounds(15)
-    found = [message for _ in range(2) for message in pair.east.database.receive(STOCK_QUEUE)]
-    assert sorted(len(body or b"") for body in bodies(found)) == [1, 1, 1, 1, 1, 5, 3_000_000]
+    messages = [message for _ in range(2) for message in pair.east.database.receive(STOCK_QUEUE)]
+    assert sorted(len(body or b"") for body in bodies(messages)) == [1, 1, 1, 1, 1, 5, 3_000_000]
 
 
 def test_large_messages_for_one_peer_do_not_delay_another(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,14 +105,14 @@ def test_acknowledgements_are_events(pair: Pair, event_log: pytest.LogCaptureFix
     alone = [f"Acknowledgement {what}" for what in ("Sent", "Received")]
     beside = [f"Message with {what}" for what in alone]
     name = "remote_message_acknowledgement_events_total"
-    assert [changes(name, subclass=one) for one in (*alone, *beside)] == [1, 1, 0, 0]
+    assert [changes(name, subclass=subclass) for subclass in (*alone, *beside)] == [1, 1, 0, 0]
     sent, received = event_fields(event_log, event)
     assert [sent["subclass"], received["subclass"]] == alone
     assert sent["below"] == received["below"] == "1"
     (message,) = pair.east.database.receive(STOCK_QUEUE)
     pair.east.database.send(message.conversation_handle, REPLY, b"r")
     pair.rounds()
-    assert [changes(name, subclass=one) for one in beside] == [1, 1]
+    assert [changes(name, subclass=subclass) for subclass in beside] == [1, 1]
     conversation = query(
         pair.west.database,
         "select conversation_id::text from sys.conversation_endpoints where conversation_handle = %s",

@@ -20,9 +20,9 @@ def problems(site: Site, subject: str) -> list[str]:
 
 def test_a_port_in_use_is_reported_until_it_is_free(two: Two) -> None:
     site = two.west
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", site.port))
-        other.listen()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", site.port))
+        listener.listen()
         site.endpoint(encryption="DISABLED")
         site.serve()
         eventually(lambda: problems(site, "servicebroker serve"))

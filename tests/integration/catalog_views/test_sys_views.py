@@ -192,8 +192,8 @@ def test_the_columns_and_types_are_those_of_the_reference(instance: sb.Instance,
         "select attname || ' ' || replace(format_type(atttypid, atttypmod), 'timestamp with time zone', 'timestamptz') "
         "from pg_attribute where attrelid = to_regclass(%s) and attnum > 0 order by attnum"
     )
-    found = [column for (column,) in query(instance.database("msdb"), text, f"sys.{view}")]
-    assert found == [*" ".join(VIEWS[view].split()).split(", "), "broker_database text"]
+    columns = [column for (column,) in query(instance.database("msdb"), text, f"sys.{view}")]
+    assert columns == [*" ".join(VIEWS[view].split()).split(", "), "broker_database text"]
 
 
 def test_the_list_of_sys_views_is_complete(instance: sb.Instance) -> None:
@@ -357,8 +357,8 @@ def test_sys_service_contracts_lists_who_sends_each_type(database: sb.Database) 
     (contract,) = rows(database, "service_contracts", name=CONTRACT)
     assert contract.principal_id == 1
     usages = rows(database, "service_contract_message_usages", service_contract_id=contract.service_contract_id)
-    found = {types[row.message_type_id]: (row.is_sent_by_initiator, row.is_sent_by_target) for row in usages}
-    assert found == {ORDER: (1, 0), REPLY: (0, 1), DOCUMENT: (1, 1), MARK: (1, 1)}
+    senders_by_type = {types[row.message_type_id]: (row.is_sent_by_initiator, row.is_sent_by_target) for row in usages}
+    assert senders_by_type == {ORDER: (1, 0), REPLY: (0, 1), DOCUMENT: (1, 1), MARK: (1, 1)}
     (default,) = rows(database, "service_contracts", name=sb.DEFAULT)
     assert default.service_contract_id == 6
 
@@ -412,8 +412,8 @@ def test_sys_conversation_priorities_lists_criteria_and_levels(database: sb.Data
 def test_the_depth_of_a_queue_is_told_without_reading_it(database: sb.Database) -> None:
     def count() -> int:
         text = "select servicebroker.approximate_count(object_id) from sys.service_queues where object_id = %s"
-        found: int = query(database, text, stock.object_id)[0][0]
-        return found
+        depth: int = query(database, text, stock.object_id)[0][0]
+        return depth
 
     (stock,) = rows(database, "service_queues", name=STOCK_QUEUE)
     with database.transaction() as transaction:

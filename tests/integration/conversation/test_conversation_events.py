@@ -29,9 +29,9 @@ def take_events(fresh_database: sb.Database) -> Told:
     fresh_database.instance.events.subscribe(handler, 124, 136)
 
     def take() -> list[tuple[str, str, str]]:
-        found = [(event.subclass, event.columns.get("RoleName", "group"), event.text) for event in events]
+        event_rows = [(event.subclass, event.columns.get("RoleName", "group"), event.text) for event in events]
         events.clear()
-        return found
+        return event_rows
 
     return take
 

@@ -151,9 +151,9 @@ def test_both_sides_end_at_once(fresh_database: sb.Database, clock: Clock) -> No
         both = open_dialog(database)
         with database.transaction() as transaction:
             transaction.end_conversation(both[first])
-            other = in_thread(database.end_conversation, both[1 - first])
+            second_end = in_thread(database.end_conversation, both[1 - first])
             wait_until_blocked(database)
-        other.result(10)
+        second_end.result(10)
         assert state(database, both[0]) is None
         assert state(database, both[1]) == "CD"
         assert database.receive(ORDERS_QUEUE) == database.receive(STOCK_QUEUE) == []

@@ -47,7 +47,7 @@ def take(transaction: sb.JoinedTransaction, table: str) -> None:
 
 def run_concurrently(*work: Work) -> list[sb.BrokerError]:
     """Run functions in threads. Return the errors, each of which must be 1205."""
-    futures = [in_thread(one) for one in work]
+    futures = [in_thread(function) for function in work]
     victims = [problem for problem in [future.exception(30) for future in futures] if problem is not None]
     for victim in victims:
         assert isinstance(victim, sb.BrokerError), victim

@@ -132,13 +132,13 @@ def test_an_expired_lifetime_fails_conversations_that_have_not_ended(fresh_datab
     database.end_conversation(ended)
     lives = begin(database, lifetime=70)
     clock.jump(seconds=61)
-    found = {
+    errors_by_handle = {
         message.conversation_handle: message
         for _ in range(4)
         for message in database.receive(ORDERS_QUEUE)
         if message.is_error
     }
-    assert {handle: sb.read_error(message.message_body) for handle, message in found.items()} == {
+    assert {handle: sb.read_error(message.message_body) for handle, message in errors_by_handle.items()} == {
         started: EXPIRED, disconnected: EXPIRED, waits: EXPIRED, failed: (5, "own")}  # fmt: skip
     assert [state(database, handle) for handle in (started, disconnected, waits, failed, ended, lives)] == [
         "ER", "ER", "ER", "ER", "DO", "SO"]  # fmt: skip

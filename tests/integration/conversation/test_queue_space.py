@@ -36,8 +36,10 @@ from support import (
 def size(database: sb.Database) -> int:
     """Return the size of the files of the target's queue in bytes."""
     number = queue_number(database, STOCK_QUEUE)
-    found: int = query(database, "select pg_total_relation_size(%s::regclass)", f"servicebroker.queue_{number}")[0][0]
-    return found
+    size_bytes: int = query(database, "select pg_total_relation_size(%s::regclass)", f"servicebroker.queue_{number}")[
+        0
+    ][0]
+    return size_bytes
 
 
 def give_back(database: sb.Database) -> bool:

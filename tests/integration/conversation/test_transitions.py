@@ -44,9 +44,9 @@ DESCRIPTIONS = {
 def states_of(database: sb.Database, *handles: UUID) -> list[str | None]:
     """Return the states of these endpoints; None for a removed one."""
     text = "select state, state_desc from sys.conversation_endpoints where conversation_handle = %s"
-    found = [row for handle in handles for row in query(database, text, handle) or [(GONE, None)]]
-    assert all(DESCRIPTIONS.get(letters) == description for letters, description in found)
-    return [letters for letters, _ in found]
+    states = [row for handle in handles for row in query(database, text, handle) or [(GONE, None)]]
+    assert all(DESCRIPTIONS.get(letters) == description for letters, description in states)
+    return [letters for letters, _ in states]
 
 
 def new_group(database: sb.Database, handle: UUID) -> UUID:

@@ -222,7 +222,7 @@ def test_a_queue_can_be_read_under_its_own_name(instance: sb.Instance, database:
 
 @pytest.mark.feature(18)
 def test_the_view_of_a_queue_has_the_columns_of_the_reference(database: sb.Database) -> None:
-    found = columns(
+    view_columns = columns(
         database,
         "select attname::text from pg_attribute where attrelid = (%s)::regclass and attnum > 0 order by attnum",
         f"{database.name.lower()}_dbo.stockqueue",
@@ -232,8 +232,8 @@ def test_the_view_of_a_queue_has_the_columns_of_the_reference(database: sb.Datab
         "service_name service_id service_contract_name service_contract_id message_type_name message_type_id "
         "validation message_body message_enqueue_time"
     )
-    assert " ".join(map(str, found)) == expected
-    assert list(sb.Message._fields) == found
+    assert " ".join(map(str, view_columns)) == expected
+    assert list(sb.Message._fields) == view_columns
 
 
 def test_the_view_cannot_be_written(database: sb.Database) -> None:
@@ -300,12 +300,12 @@ def test_status_counts_messages_and_conversations(fresh_instance: sb.Instance, f
     handle = begin(fresh_database)
     fresh_database.send_batch(handle, ORDER, [b"1", b"2"])
     queues, waiting = fresh_instance.status()
-    found = {status.queue: status for status in queues}
+    status_by_queue = {status.queue: status for status in queues}
     assert waiting.messages == 0
-    assert found[f"dbo.{STOCK_QUEUE}"].messages == 2
-    assert found[f"dbo.{STOCK_QUEUE}"].services == [STOCK]
-    assert found[f"dbo.{STOCK_QUEUE}"].conversations == {"CO": 1}
-    assert found[f"dbo.{ORDERS_QUEUE}"].messages == 0
+    assert status_by_queue[f"dbo.{STOCK_QUEUE}"].messages == 2
+    assert status_by_queue[f"dbo.{STOCK_QUEUE}"].services == [STOCK]
+    assert status_by_queue[f"dbo.{STOCK_QUEUE}"].conversations == {"CO": 1}
+    assert status_by_queue[f"dbo.{ORDERS_QUEUE}"].messages == 0
 
 
 @pytest.mark.feature(61)

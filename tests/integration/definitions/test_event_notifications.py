@@ -55,22 +55,22 @@ def notify(database: sb.Database, name: str = "n", events: Any = ACTIVATION, **m
 
 def receive_events(database: sb.Database) -> list[sb.EventInstance]:
     """Receive the events without ending their conversations."""
-    found = []
+    events = []
     while messages := database.receive(WATCH_QUEUE):
-        found += [sb.read_event(message.message_body) for message in messages if message.message_type_name == EVENT]
-    return found
+        events += [sb.read_event(message.message_body) for message in messages if message.message_type_name == EVENT]
+    return events
 
 
 def wait_for(database: sb.Database, count: int = 1) -> list[sb.EventInstance]:
-    found: list[sb.EventInstance] = []
+    events: list[sb.EventInstance] = []
 
     def have_arrived() -> bool:
-        found.extend(receive_events(database))
-        return len(found) >= count
+        events.extend(receive_events(database))
+        return len(events) >= count
 
     eventually(have_arrived)
-    assert len(found) == count
-    return found
+    assert len(events) == count
+    return events
 
 
 def poison(database: sb.Database) -> None:

@@ -200,8 +200,10 @@ def test_space_is_given_back(database: sb.Database, how: str, retention: bool) -
 
     def size() -> int:
         tables = [f"servicebroker.{table}_{number}" for table in ("queue", "retained")]
-        found: int = query(database, "select pg_table_size(%s::regclass) + pg_table_size(%s::regclass)", *tables)[0][0]
-        return found
+        size_bytes: int = query(database, "select pg_table_size(%s::regclass) + pg_table_size(%s::regclass)", *tables)[
+            0
+        ][0]
+        return size_bytes
 
     full, target = size(), peer_handle(database, handle)
     assert len(database.receive(STOCK_QUEUE, conversation_handle=target)) == 3000

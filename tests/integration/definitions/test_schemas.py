@@ -203,8 +203,8 @@ def test_a_remembered_channel_notices_a_receivers_direction(instance: sb.Instanc
 
 def _identifier(database: sb.Database) -> UUID:
     text = "select service_broker_guid from servicebroker.databases where database_id = %s"
-    found: UUID = query(database, text, database.database_id)[0][0]
-    return found
+    identifier: UUID = query(database, text, database.database_id)[0][0]
+    return identifier
 
 
 def test_another_process_notices_that_a_collection_has_changed(typed_database: sb.Database) -> None:

@@ -123,14 +123,14 @@ def test_data_outlives_the_server(folder: Path) -> None:
 def test_the_first_to_close_leaves_it_running_and_the_last_stops_it(folder: Path) -> None:
     with EmbeddedServer.start(folder) as server:
         pid = postmaster(folder)
-        other = opener(folder)
+        second_opener = opener(folder)
         assert postmaster(folder) == pid
         server.close()
         server.close()
         assert postmaster(folder) == pid
         assert ask(server.url, "SELECT 1") == 1
-        other.communicate("close\n", timeout=20)
-    assert other.returncode == 0
+        second_opener.communicate("close\n", timeout=20)
+    assert second_opener.returncode == 0
     assert postmaster(folder) is None
 
 
@@ -223,10 +223,10 @@ def test_joining_is_quick(folder: Path) -> None:
 
 
 def test_killed_opener_leaves_an_orphan_that_the_next_one_joins_and_stops(folder: Path) -> None:
-    other = opener(folder)
+    second_opener = opener(folder)
     pid = postmaster(folder)
-    other.kill()
-    other.communicate()
+    second_opener.kill()
+    second_opener.communicate()
     assert postmaster(folder) == pid
     with EmbeddedServer.start(folder) as server:
         assert postmaster(folder) == pid
@@ -414,8 +414,8 @@ def test_any_path_will_do(tmp_path: Path, name: str) -> None:
         assert ask(server.url, "SELECT current_database()") == "servicebroker"
         socket = Path(str(ask(server.url, "SHOW unix_socket_directories")).strip('"').replace('""', '"'))
         assert stat.S_IMODE(socket.stat().st_mode) == 0o700
-        other = opener(tmp_path / name)
-    other.communicate("close\n", timeout=20)
+        second_opener = opener(tmp_path / name)
+    second_opener.communicate("close\n", timeout=20)
     assert postmaster(tmp_path / name) is None
     assert socket.exists() == (socket.parent == tmp_path / name), "a temporary socket folder goes with its server"
 

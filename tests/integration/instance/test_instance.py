@@ -97,9 +97,9 @@ def test_two_processes_open_a_new_instance_at_once(make_url: Callable[[], str]) 
         assert process.stdin
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = {process.communicate(timeout=300)[0] for process in processes}
+    outputs = {process.communicate(timeout=300)[0] for process in processes}
     assert [process.returncode for process in processes] == [0] * 3
-    assert len(said) == 1
+    assert len(outputs) == 1
     with sb.open(url) as instance:
         rows = query(instance.database("shared"), "select number, name from servicebroker.migrations")
     assert len(rows) == len({number for number, _ in rows})

@@ -187,8 +187,8 @@ def copy_folder(folder: Path) -> Path:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Return the data folder of a closed instance, outside of pytest's folder; conftest.py has the reason."""
-    with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as place:
-        folder = Path(place, "data")
+    with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder_path:
+        folder = Path(folder_path, "data")
         with sb.open(folder, upkeep=None) as instance:
             instance.database("Shop", create=True)
         yield folder

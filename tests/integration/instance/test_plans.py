@@ -113,8 +113,8 @@ def test_receive(database: sb.Database, arguments: str) -> None:
     for choice in chosen:
         ((value,),) = query(database, choice.format(queue=f"servicebroker.{queue}"))
         arguments = arguments.replace(choice, f"'{value}'")
-    found, sorts = plan_of(database, f"select * from servicebroker.receive_{number}({arguments})")
-    of_the_queue = {scan for scan in found if scan.table == queue}
+    scans, sorts = plan_of(database, f"select * from servicebroker.receive_{number}({arguments})")
+    of_the_queue = {scan for scan in scans if scan.table == queue}
     look = Scan("INDEXSCAN", queue, f"{queue}_arrival")
     group = Scan("INDEXSCAN", queue, f"{queue}_group")
     existence = Scan("INDEXONLYSCAN", queue, f"{queue}_group")  # the group's other priorities
@@ -123,19 +123,19 @@ def test_receive(database: sb.Database, arguments: str) -> None:
     assert {look, group} <= of_the_queue <= {look, group, existence, survey, delete}
     assert (delete in of_the_queue) is ("only_lock" not in arguments)
     assert sorts == 0
-    endpoints = {scan for scan in found if scan.table == "conversation_endpoints"}
+    endpoints = {scan for scan in scans if scan.table == "conversation_endpoints"}
     assert {scan.index for scan in endpoints} <= {
         f"conversation_endpoints_{index}" for index in ("timer", "lifetime", "pkey")
     }
-    assert {scan.table for scan in found if scan.kind == "SEQSCAN"} <= {f"{queue}_order"}
+    assert {scan.table for scan in scans if scan.kind == "SEQSCAN"} <= {f"{queue}_order"}
 
 
 @pytest.mark.parametrize("leaves", ["true", "false"])
 def test_receive_from_many_groups(database: sb.Database, leaves: str) -> None:
     number = queue_number(database, STOCK_QUEUE)
     queue = f"queue_{number}"
-    found, _ = plan_of(database, f"select * from servicebroker.receive_groups_{number}(2, now(), 50, {leaves})")
-    of_the_queue = {(scan.kind, scan.index) for scan in found if scan.table == queue}
+    scans, _ = plan_of(database, f"select * from servicebroker.receive_groups_{number}(2, now(), 50, {leaves})")
+    of_the_queue = {(scan.kind, scan.index) for scan in scans if scan.table == queue}
     assert {kind for kind, _ in of_the_queue} <= {"INDEXSCAN", "INDEXONLYSCAN", "TIDSCAN"}
     assert {index for _, index in of_the_queue} == {f"{queue}_arrival", f"{queue}_group", ""}
 
@@ -144,14 +144,14 @@ def test_the_second_half_of_receive(database: sb.Database) -> None:
     number = queue_number(database, STOCK_QUEUE)
     queue = f"queue_{number}"
     ((group,),) = query(database, f"select conversation_group_id from servicebroker.{queue} limit 1")
-    found, _ = plan_of(database, f"select servicebroker.take_{number}('{group}', '{{5}}', '{{1}}')")
-    assert {(scan.kind, scan.index) for scan in found} == {("INDEXSCAN", f"{queue}_arrival"), ("TIDSCAN", "")}
+    scans, _ = plan_of(database, f"select servicebroker.take_{number}('{group}', '{{5}}', '{{1}}')")
+    assert {(scan.kind, scan.index) for scan in scans} == {("INDEXSCAN", f"{queue}_arrival"), ("TIDSCAN", "")}
 
 
 def test_the_survey_of_the_marks(database: sb.Database) -> None:
     number = queue_number(database, STOCK_QUEUE)
-    found, _ = plan_of(database, f"select servicebroker.survey_{number}(array_fill(0::bigint, array[11]))")
-    probes = {(scan.kind[:5], scan.index) for scan in found if scan.table == f"queue_{number}"}
+    scans, _ = plan_of(database, f"select servicebroker.survey_{number}(array_fill(0::bigint, array[11]))")
+    probes = {(scan.kind[:5], scan.index) for scan in scans if scan.table == f"queue_{number}"}
     assert probes == {("INDEX", f"queue_{number}_arrival")}
 
 
@@ -161,9 +161,9 @@ def test_the_search_when_the_oldest_groups_are_locked(database: sb.Database) -> 
     with database.transaction() as other:
         for _ in range(70):
             assert other.get_conversation_group(STOCK_QUEUE)
-        found, _ = plan_of(database, f"select * from servicebroker.receive_{number}(1, now())")
+        scans, _ = plan_of(database, f"select * from servicebroker.receive_{number}(1, now())")
         other.connection.rollback()
-    of_the_queue = {(scan.kind, scan.index) for scan in found if scan.table == f"queue_{number}"}
+    of_the_queue = {(scan.kind, scan.index) for scan in scans if scan.table == f"queue_{number}"}
     assert {kind for kind, _ in of_the_queue} <= {"INDEXSCAN", "INDEXONLYSCAN", "TIDSCAN"}
     assert {index for _, index in of_the_queue} == {f"queue_{number}_arrival", f"queue_{number}_group", ""}
 
@@ -174,8 +174,8 @@ _WRITES = [enqueue.send, enqueue.send_answer, enqueue.send_batch, enqueue.send_m
 @pytest.mark.parametrize("write", _WRITES, ids=lambda function: function.__name__)
 def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callable[[int], str]) -> None:
     number = queue_number(database, STOCK_QUEUE)
-    found, _ = plan_of(database, f"explain (generic_plan) {write(number)}")
-    endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
+    scans, _ = plan_of(database, f"explain (generic_plan) {write(number)}")
+    endpoints = [scan for scan in scans if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 
 
@@ -183,10 +183,10 @@ def test_new_conversations_look_for_no_endpoint(database: sb.Database) -> None:
     """The plans find services and queues by their keys; the first SEND of a conversation finds it by its own."""
     number = queue_number(database, STOCK_QUEUE)
     for write in (enqueue.begin_and_send, enqueue.begin_and_send_many):
-        found, _ = plan_of(database, f"explain (generic_plan) {write(number)}")
-        assert {scan.table for scan in found} <= {"broker_priorities", "waiting_readers"}
-    found, _ = plan_of(database, f"explain (generic_plan) {enqueue.open_and_send(number)}")
-    endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
+        scans, _ = plan_of(database, f"explain (generic_plan) {write(number)}")
+        assert {scan.table for scan in scans} <= {"broker_priorities", "waiting_readers"}
+    scans, _ = plan_of(database, f"explain (generic_plan) {enqueue.open_and_send(number)}")
+    endpoints = [scan for scan in scans if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
     broker = UUID(int=0)
     held, _ = plan_of(database, f"select servicebroker.hold_way(1, 2, 3, 4, 5, 6, '{broker}', '', 1, 8, 9, 10, 11, '')")
@@ -216,12 +216,12 @@ def test_end_finds_all_rows_by_their_keys(database: sb.Database, peer: str) -> N
     if _DO_TO_PEER[peer]:
         changed = f"{_DO_TO_PEER[peer]} where conversation_handle = '{handle}'"
         text = f"update servicebroker.conversation_endpoints set {changed}; {text}"
-    found, sorts = plan_of(database, text)
-    assert {(scan.kind, scan.index) for scan in found if scan.table == "conversation_endpoints"} <= {
+    scans, sorts = plan_of(database, text)
+    assert {(scan.kind, scan.index) for scan in scans if scan.table == "conversation_endpoints"} <= {
         *(("INDEXSCAN", f"conversation_endpoints_{index}") for index in ("pkey", "conversation", "closed", "group")),
         *(("INDEXONLYSCAN", f"conversation_endpoints_{index}") for index in ("closed", "group", "conversation")),
     }
-    assert {scan.kind for scan in found if scan.table.startswith("queue_")} <= {"INDEXSCAN", "INDEXONLYSCAN"}
+    assert {scan.kind for scan in scans if scan.table.startswith("queue_")} <= {"INDEXSCAN", "INDEXONLYSCAN"}
     assert sorts == 0
 
 
@@ -247,8 +247,8 @@ def test_closed_endpoints_are_removed_in_the_order_of_their_index(filled_databas
 def test_send_to_another_instance_asks_its_queue_where_it_looks_at_the_endpoint(
     database: sb.Database, write: str
 ) -> None:
-    found, _ = plan_of(database, f"explain (generic_plan) {write}")
-    endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
+    scans, _ = plan_of(database, f"explain (generic_plan) {write}")
+    endpoints = [scan for scan in scans if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
     steps = [step for (step,) in query(database, f"explain (generic_plan) {write}")]
     assert len([step for step in steps if "queues q" in step]) == 1
@@ -261,8 +261,8 @@ def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str
     with sb.open(make_instance_url(1), upkeep=None) as instance:
         database = instance.database("Test")
         begin(database)
-        found, _ = plan_of(database, f"explain (generic_plan) {write(queue_number(database, STOCK_QUEUE))}")
-    endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
+        scans, _ = plan_of(database, f"explain (generic_plan) {write(queue_number(database, STOCK_QUEUE))}")
+    endpoints = [scan for scan in scans if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 
 

@@ -208,8 +208,8 @@ def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "WARM_UP", 200)
     names = ["pipeline", "pipeline-batch", "pipeline-stream", "pipeline-steady", "pipeline-write"]
     lines = benchmarks.run(names, scale=0.002, rounds=1).lines
-    found = [[(line.system, line.goal) for line in lines if line.scenario == name] for name in names]
-    assert found == [
+    goals_by_scenario = [[(line.system, line.goal) for line in lines if line.scenario == name] for name in names]
+    assert goals_by_scenario == [
         [("servicebroker", None), ("spark", 0.5), ("spark", 0.5)],
         [("servicebroker", None), ("spark", 0.9), ("parquet", 0.5), ("jdbc", 0.9)],
         [("servicebroker", None), ("spark", 0.65), ("parquet", 0.33), ("jdbc", 0.65)],
@@ -245,12 +245,12 @@ def test_between_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "find_server", lambda: None)  # the next test starts it
     monkeypatch.setattr(remote, "CORES_OF_READER", 1)  # two readers on a machine with two cores
     report = benchmarks.run(["remote-100", "remote-latency"], scale=0.02, rounds=1)
-    found = [(line.scenario, line.system, line.label) for line in report.lines]
+    line_labels = [(line.scenario, line.system, line.label) for line in report.lines]
     ways = [("servicebroker", "TLS and dialog security"), ("baseline", "encryption off")]
     local = ("remote-100", "local", "the same senders, into a queue of their own")
     rabbitmq = ("remote-100", "rabbitmq", "")
     latency = [("remote-latency", *way) for way in ways]
-    assert found == [("remote-100", *ways[0]), local, ("remote-100", *ways[1]), rabbitmq, *latency]
+    assert line_labels == [("remote-100", *ways[0]), local, ("remote-100", *ways[1]), rabbitmq, *latency]
     measured = [line for line in report.lines if line.system != "rabbitmq"]
     assert all(line.figures is not None and line.figures.per_second > 0 for line in measured)
     assert [line.ratio is None for line in measured] == [True, False, False, True, False]

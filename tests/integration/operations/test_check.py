@@ -269,10 +269,10 @@ def test_changes_by_a_superuser_are_detected(checked_database: sb.Database, stat
     with psycopg.connect(checked_database.instance.url) as connection:
         assert run(connection, find_changed_objects(100)) == []
         connection.execute(statement.format(**values).encode())
-        found = [changes_of(*difference) for difference in run(connection, find_changed_objects(100))]
+        changes = [changes_of(*difference) for difference in run(connection, find_changed_objects(100))]
         connection.rollback()
-    assert any(expected_text in text for text in found), found
-    assert len(found) <= 4
+    assert any(expected_text in text for text in changes), changes
+    assert len(changes) <= 4
 
 
 def test_retention_and_a_search_path_are_no_changes(checked_database: sb.Database) -> None:

@@ -251,9 +251,9 @@ def test_a_killed_reader_does_not_count_as_a_receiver(database: sb.Database) -> 
 
 def test_while_the_database_is_down(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["doctor", "--json", "--instance", "postgresql://nobody@127.0.0.1:9/none"])
-    (found,) = json.loads(result.stdout)["findings"]
-    assert (result.exit_code, found["subject"], "It is down" in found["problem"]) == (1, "PostgreSQL", True)
-    assert "Connection refused" in found["problem"]
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (result.exit_code, finding["subject"], "It is down" in finding["problem"]) == (1, "PostgreSQL", True)
+    assert "Connection refused" in finding["problem"]
     (tmp_path / "postgresql").mkdir()  # an embedded server of which nothing else is left
     (tmp_path / "keys").mkdir(mode=0o700)
     facts, key = x509_certificates.make("west", datetime(2020, 1, 1, tzinfo=UTC), 366)

@@ -41,8 +41,8 @@ def facts_of(database: sb.Database, *, later: timedelta = timedelta()) -> Facts:
 
 def queue_facts_of(database: sb.Database) -> QueueFacts:
     with connect(database.instance.url) as connection:
-        (found,) = run(connection, queries.queue_facts(queue_number(database, STOCK_QUEUE)))
-    return found
+        (facts,) = run(connection, queries.queue_facts(queue_number(database, STOCK_QUEUE)))
+    return facts
 
 
 # ---------------------------------------------------------------- a queue
@@ -177,8 +177,8 @@ def test_which_sessions_have_locked_tables_against_writes(database: sb.Database)
             pids[session.info.backend_pid] = f"servicebroker.{table}" if mode in modes else ""
         with connect(database.instance.url) as connection:
             facts = run(connection, queries._read_table_locks(Facts(server_time(connection))))
-        found = {lock.pid: lock.table for lock in facts.table_locks}
-    assert found == {pid: table for pid, table in pids.items() if table}
+        table_by_process = {lock.pid: lock.table for lock in facts.table_locks}
+    assert table_by_process == {pid: table for pid, table in pids.items() if table}
 
 
 def test_which_transactions_are_open(database: sb.Database, make_url: Callable[[], str]) -> None:

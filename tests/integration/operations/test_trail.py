@@ -148,9 +148,9 @@ def test_failures_and_waiting_are_events_too(database: sb.Database) -> None:
     database.alter_queue(STOCK_QUEUE, status=False)
     database.send(handle, ORDER, b"y")
     database.alter_queue(STOCK_QUEUE, status=True)
-    found = [(event.what, event.first, event.detail) for event in events(database, handle) if event.what in "FPWL"]
-    assert any(what == "P" and "no such order" in detail for what, _, detail in found)
-    assert [what for what, number, _ in found if number == 1] == ["W", "L"]
+    event_rows = [(event.what, event.first, event.detail) for event in events(database, handle) if event.what in "FPWL"]
+    assert any(what == "P" and "no such order" in detail for what, _, detail in event_rows)
+    assert [what for what, number, _ in event_rows if number == 1] == ["W", "L"]
 
 
 def test_a_queue_that_comes_later_is_followed_and_partitions_are_dropped(database: sb.Database) -> None:

@@ -440,6 +440,6 @@ def test_invalid_pipelines_are_refused_before_spark_starts(feed, write, tmp_path
 def unused_port():
     import socket
 
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

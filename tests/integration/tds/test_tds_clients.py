@@ -68,8 +68,8 @@ def port(instance: sb.Instance) -> Iterator[int]:
 
 def types_out(client: Client) -> None:
     for expression, text in TYPES_OUT:
-        ((found,),) = client.query(f"SELECT {expression} AS v")
-        assert found.lower() == text, expression  # drivers write a GUID in either case
+        ((value,),) = client.query(f"SELECT {expression} AS v")
+        assert value.lower() == text, expression  # drivers write a GUID in either case
     (row,) = client.query("SELECT " + ", ".join(f"{one} AS c{index}" for index, (one, _) in enumerate(TYPES_OUT)))
     assert [cell.lower() for cell in row] == [text for _, text in TYPES_OUT]
 

@@ -22,8 +22,8 @@ def clinic(instance: sb.Instance) -> sb.Database:
 
 
 def document(database: sb.Database, query: str) -> str:
-    ((found,),) = database.execute_tsql(query).rows
-    return str(found)
+    ((text,),) = database.execute_tsql(query).rows
+    return str(text)
 
 
 def test_a_trigger_sends_columns_under_their_names_and_types(clinic: sb.Database) -> None:

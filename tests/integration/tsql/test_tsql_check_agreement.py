@@ -87,9 +87,9 @@ def test_check_agrees_with_the_run(instance: sb.Instance, source: str) -> None:
     scripts = [script for script in dict.fromkeys(SOURCES[source]()) if not _WAITING_STATEMENTS.search(script)]
     wrong = []
     for index, script in enumerate(scripts):
-        found, numbers = list(check(script)), numbers_of(judged, script)
-        if disagreement(script, found, numbers):  # unless by what the scripts before it have made
+        findings, numbers = list(check(script)), numbers_of(judged, script)
+        if disagreement(script, findings, numbers):  # unless by what the scripts before it have made
             numbers = numbers_of(instance.database(f"Empty{index}", create=True), script)
-        if disagreement(script, found, numbers):
-            wrong.append(f"{script}\n-- the run: {numbers}; check: {[one for one in found if one.note]}")
+        if disagreement(script, findings, numbers):
+            wrong.append(f"{script}\n-- the run: {numbers}; check: {[one for one in findings if one.note]}")
     assert not wrong, "\n\n".join(wrong)

@@ -129,5 +129,5 @@ def test_common_table_expressions_that_cannot_be_changed_are_refused(
 
 
 def test_check_needs_no_tables() -> None:
-    found = list(check(TAKE + ";WITH x AS (SELECT * FROM Work) UPDATE x SET Tries = 1 OUTPUT deleted.*"))
-    assert [each.verdict for each in found] == [Verdict.RUNS, Verdict.RUNS]
+    findings = list(check(TAKE + ";WITH x AS (SELECT * FROM Work) UPDATE x SET Tries = 1 OUTPUT deleted.*"))
+    assert [each.verdict for each in findings] == [Verdict.RUNS, Verdict.RUNS]

@@ -64,8 +64,8 @@ def test_000_a_conversation_that_is_gone_is_replaced(recycling):
         recycling.end_conversation(lost, cleanup=True)
         session.run(SEND, {"body": b"second"})
     assert [item.number for item in results if isinstance(item, TsqlError)] == [8426]
-    (found,) = handles(recycling)
-    assert found != lost
+    (new_handle,) = handles(recycling)
+    assert new_handle != lost
     assert [message.message_body for message in recycling.receive("target_queue")] == [b"first"]
     assert [message.message_body for message in recycling.receive("target_queue")] == [b"second"]
 

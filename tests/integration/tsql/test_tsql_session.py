@@ -90,8 +90,8 @@ def test_a_conversation_from_begin_to_end(database):
     results = database.execute_tsql(
         f"RECEIVE message_type_name, message_body, message_sequence_number FROM {STOCK_QUEUE}"
     )
-    (found,) = results.sets
-    assert found == ResultSet(
+    (result_set,) = results.sets
+    assert result_set == ResultSet(
         ("message_type_name", "message_body", "message_sequence_number"),
         [(ORDER, "first".encode("utf-16-le"), 0), (ORDER, b"\x02\x03", 1), (ORDER, None, 2)],
     )
@@ -123,10 +123,10 @@ def test_the_column_list_of_receive(database):
             1 + 1,
             {STOCK_QUEUE}.validation
         FROM dbo.{STOCK_QUEUE}"""
-    (found,) = database.execute_tsql(script).sets
+    (result_set,) = database.execute_tsql(script).sets
     columns = ("message_sequence_number", "later", "n", "text", "what it is", "word", "", "validation")
-    assert found.columns == columns
-    assert found.rows == [(0, 10, 0, "first", "order", "zero", 2, "N")]
+    assert result_set.columns == columns
+    assert result_set.rows == [(0, 10, 0, "first", "order", "zero", 2, "N")]
     (everything_left,) = database.execute_tsql(f"RECEIVE * FROM {STOCK_QUEUE}").sets
     assert len(everything_left.columns) == 15
     assert "message_enqueue_time" in everything_left.columns
@@ -213,9 +213,9 @@ def test_receive_into_a_table_variable(database):
         RECEIVE message_sequence_number, message_body, message_type_name FROM {STOCK_QUEUE} INTO @t;
         SELECT @@ROWCOUNT;
         SELECT n, body, type FROM @t ORDER BY n"""
-    counted, found = database.execute_tsql(script).sets
+    counted, result_set = database.execute_tsql(script).sets
     assert counted.rows == [(3,)]
-    assert found.rows == [(0, "first".encode("utf-16-le"), ORDER), (1, b"\x02\x03", ORDER), (2, None, ORDER)]
+    assert result_set.rows == [(0, "first".encode("utf-16-le"), ORDER), (1, b"\x02\x03", ORDER), (2, None, ORDER)]
     declared = "DECLARE @t TABLE (n BIGINT); "
     assert failing(database, declared + f"RECEIVE @x = status FROM {STOCK_QUEUE} INTO @t").number == 8450
     assert failing(database, f"RECEIVE status FROM {STOCK_QUEUE} INTO @nowhere").number == 1087

@@ -259,8 +259,8 @@ def test_one_procedure_for_many_queues_finds_its_own(instance: sb.Instance, data
         eventually(lambda: len(database.execute_tsql("SELECT * FROM Found").rows) == 2)
     finally:
         host.stop()
-    found = database.execute_tsql("SELECT Queue, Body FROM Found ORDER BY Queue").rows
-    assert found == [("Left_", "left"), ("Right_", "right")]
+    rows = database.execute_tsql("SELECT Queue, Body FROM Found ORDER BY Queue").rows
+    assert rows == [("Left_", "left"), ("Right_", "right")]
 
 
 def test_views_of_unsupported_features_are_empty(database: sb.Database) -> None:
@@ -409,10 +409,10 @@ def test_receive_returns_a_star_beside_other_columns(database: sb.Database) -> N
     ;SEND ON CONVERSATION @h (N'one')
     RECEIVE TOP (1) body = CAST(message_body AS NVARCHAR(10)), *, message_type_name AS again FROM Q
     """
-    (found,) = database.execute_tsql(script).sets
+    (result_set,) = database.execute_tsql(script).sets
     (alone,) = database.execute_tsql("RECEIVE * FROM Q").sets
-    assert found.columns == ("body", *alone.columns, "again")
-    assert (found.rows[0][0], found.rows[0][-1]) == ("one", "DEFAULT")
+    assert result_set.columns == ("body", *alone.columns, "again")
+    assert (result_set.rows[0][0], result_set.rows[0][-1]) == ("one", "DEFAULT")
     assert output_of(database, "DECLARE @h UNIQUEIDENTIFIER; RECEIVE @h = conversation_handle, * FROM Q") == [8447]
 
 

@@ -67,10 +67,10 @@ class RecordingWorker:
 
 
 def receive_answers(database: sb.Database) -> list[bytes]:
-    found: list[bytes] = []
+    answers: list[bytes] = []
     while messages := database.receive(ORDERS_QUEUE, groups=100):
-        found += [message.message_body or b"" for message in messages if not message.is_end_dialog]
-    return found
+        answers += [message.message_body or b"" for message in messages if not message.is_end_dialog]
+    return answers
 
 
 def is_queue_empty(database: sb.Database) -> bool:

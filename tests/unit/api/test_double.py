@@ -305,10 +305,10 @@ def test_a_multicast_is_sent_on_all_conversations_or_on_none(database: double.Da
     for wrong in ([], [handles[0]] * 2, "handles"):
         with refused(402):
             database.send(wrong, ORDER, b"x")  # type: ignore[arg-type]
-    found = []
+    received_bodies = []
     while messages := database.receive(STOCK_QUEUE):
-        found.append(bodies(messages))
-    assert sorted(found, key=str) == [[b"all", None], [b"all"], [b"before", b"all"]]
+        received_bodies.append(bodies(messages))
+    assert sorted(received_bodies, key=str) == [[b"all", None], [b"all"], [b"before", b"all"]]
 
 
 SHOP = {

@@ -22,8 +22,8 @@ class Bucket:
 
 def test_tokens_come_at_the_rate() -> None:
     bucket = Bucket()
-    found = [bucket.wait_at(at) for at in (0, 0.04, 0.1, 0.1, 0.2)]
-    assert found == [0, 0.06, 0, 0.1, 0]
+    waits = [bucket.wait_at(at) for at in (0, 0.04, 0.1, 0.1, 0.2)]
+    assert waits == [0, 0.06, 0, 0.1, 0]
 
 
 @pytest.mark.parametrize(("late", "following"), [(0.03, 0.1), (0.05, 0.1), (0.2, 0.25), (60, 60.05)])

@@ -138,9 +138,9 @@ def test_invalid_tokens_are_refused(text: str) -> None:
 
 
 def test_a_token_is_good_for_its_own_domain(corp: Domain, make: Make, tmp_path: Path) -> None:
-    other = Domain.create(tmp_path / "other", "CORP", NOW)
+    other_domain = Domain.create(tmp_path / "other", "CORP", NOW)
     with raises_domain_error("not one of the domain CORP"):
-        make("west").join(other.folder, corp.invite("shop", NOW, DAY), NOW, 0)
+        make("west").join(other_domain.folder, corp.invite("shop", NOW, DAY), NOW, 0)
 
 
 def test_a_token_with_another_secret_is_not_answered(corp: Domain, make: Make) -> None:
@@ -335,9 +335,9 @@ def test_foreign_files_among_the_requests_do_no_harm(corp: Domain, make: Make) -
     os.mkfifo(requests / "4.json")
     key = domain_certificates.new_key()
     asked = domain_certificates.request(key)
-    other = domain_certificates.make_authority("CORP", NOW)
+    other_authority = domain_certificates.make_authority("CORP", NOW)
     foreign = domain_certificates.issue(
-        *other,
+        *other_authority,
         domain_certificates.public_bytes(key),
         make("x").look(NOW).member,
         NOW,  # type: ignore[arg-type]

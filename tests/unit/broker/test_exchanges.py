@@ -76,13 +76,13 @@ contents = st.lists(st.binary(max_size=8), min_size=1, max_size=40)
 def test_each_content_leads_to_the_root_and_nothing_else_does(some: list[bytes], data: st.DataObject) -> None:
     root, proofs = prove(some)
     assert [root_of(content, proof) for content, proof in zip(some, proofs, strict=True)] == [root] * len(some)
-    place = data.draw(st.integers(0, len(some) - 1))
-    proof = proofs[place]
-    assert root_of(some[place] + b"x", proof) != root
+    index = data.draw(st.integers(0, len(some) - 1))
+    proof = proofs[index]
+    assert root_of(some[index] + b"x", proof) != root
     if proof.siblings:
         cut = Proof(proof.sides, proof.siblings[1:])
-        assert root_of(some[place], cut) != root
-        assert root_of(b"\1" + some[place] + proof.siblings[0], cut) != root  # an inner node is not accepted as a leaf
+        assert root_of(some[index], cut) != root
+        assert root_of(b"\1" + some[index] + proof.siblings[0], cut) != root  # an inner node is not accepted as a leaf
 
 
 def test_a_batch_fits_under_the_siblings_that_an_exchange_may_have() -> None:
@@ -113,13 +113,13 @@ def test_a_key_exchange_key_wraps_many_session_keys_for_an_hour() -> None:
 
 def test_each_pair_of_services_and_certificates_has_its_own() -> None:
     west = Exchanges(Clock())
-    other = signer_of("another")
+    other_signer = signer_of("another")
     made = [
         west.draft(KEY, uuid4(), EAST.certificate, WEST, header(), is_batched=True),
         west.draft(KEY, uuid4(), EAST.certificate, WEST, header(to_service="//other"), is_batched=True),
         west.draft(KEY, uuid4(), EAST.certificate, None, header(), is_batched=True),
-        west.draft(KEY, uuid4(), EAST.certificate, other, header(), is_batched=True),
-        west.draft(KEY, uuid4(), other.certificate, WEST, header(), is_batched=True),
+        west.draft(KEY, uuid4(), EAST.certificate, other_signer, header(), is_batched=True),
+        west.draft(KEY, uuid4(), other_signer.certificate, WEST, header(), is_batched=True),
     ]
     assert len({draft.exchange.capsule for draft in made}) == len(made)
 
@@ -152,8 +152,8 @@ def test_one_signature_is_made_and_verified_for_a_batch(monkeypatch: pytest.Monk
 
 
 def test_signers_and_forms_may_be_mixed() -> None:
-    west, east, other = Exchanges(Clock()), Exchanges(Clock()), signer_of("another")
-    signers: Sequence[Signer | None] = [WEST, other, None, WEST, other, None]
+    west, east, other_signer = Exchanges(Clock()), Exchanges(Clock()), signer_of("another")
+    signers: Sequence[Signer | None] = [WEST, other_signer, None, WEST, other_signer, None]
     made = [
         west.draft(KEY, uuid4(), EAST.certificate, signer, header(number), is_batched=number % 2 == 0)
         for number, signer in enumerate(signers)

@@ -236,14 +236,14 @@ def test_a_timeline_is_believed_with_the_signature_of_a_server_of_ours(tmp_path:
     (ours, file), (theirs, foreign) = (
         write_key(folder, x509_certificates.make(name, NOW)) for name in ("ours", "theirs")
     )
-    said = Tls(file, [], [ours]).signed(RoleReport(Role.PRINCIPAL, "c", 2))
+    signed_report = Tls(file, [], [ours]).signed(RoleReport(Role.PRINCIPAL, "c", 2))
     judge = Tls(file, [], [ours])
-    assert judge.is_ours(KnownTimeline().after(said))
-    assert KnownTimeline("c", 1).after(said) == KnownTimeline("c", 2, said.signature)
+    assert judge.is_ours(KnownTimeline().after(signed_report))
+    assert KnownTimeline("c", 1).after(signed_report) == KnownTimeline("c", 2, signed_report.signature)
     for lie in (
         KnownTimeline("c", 2),
-        KnownTimeline("c", 3, said.signature),
-        KnownTimeline("d", 2, said.signature),
+        KnownTimeline("c", 3, signed_report.signature),
+        KnownTimeline("d", 2, signed_report.signature),
         KnownTimeline().after(Tls(foreign, [], [theirs]).signed(RoleReport(Role.PRINCIPAL, "c", 2))),
     ):
         assert not judge.is_ours(lie)

@@ -149,8 +149,8 @@ def test_a_member_s_certificate_must_be_valid_now(
 
 
 def test_two_domains_of_one_name_do_not_trust_each_other(member: Callable[..., MemberState], tmp_path: Path) -> None:
-    other = Domain.create(tmp_path / "other", "CORP", NOW)
-    stranger = Membership(KeyFolder(tmp_path / "stranger"), uuid4()).join(other.folder, None, NOW, 0)
+    other_domain = Domain.create(tmp_path / "other", "CORP", NOW)
+    stranger = Membership(KeyFolder(tmp_path / "stranger"), uuid4()).join(other_domain.folder, None, NOW, 0)
     number, text = refusal_of(windows(stranger), windows(member("east"), GRANTED_TO_PUBLIC))
     assert (number, "it is not of the domain CORP" in text) == (28035, True)
 

@@ -164,8 +164,8 @@ def test_senseless_numbers_are_refused_before_anything_starts(scale: float, roun
 
 def test_command_line_names_no_folder() -> None:
     assert command_line(["all"], None, 1.0, 5) == "python -m servicebroker_lab.benchmarks all"
-    found = command_line(["send-one"], Path("/some/where/pgmq one.sql"), 0.5, 3)
-    assert found == "python -m servicebroker_lab.benchmarks send-one --pgmq-sql 'pgmq one.sql' --scale 0.5 --rounds 3"
+    command = command_line(["send-one"], Path("/some/where/pgmq one.sql"), 0.5, 3)
+    assert command == "python -m servicebroker_lab.benchmarks send-one --pgmq-sql 'pgmq one.sql' --scale 0.5 --rounds 3"
 
 
 def test_plain_sql_drops_statements_of_extensions() -> None:

@@ -72,12 +72,12 @@ def find_repr_in_402(tree: ast.AST) -> Iterator[int]:
 
 def test_error_402_never_uses_repr() -> None:
     sources = Path(servicebroker.__file__).parent
-    found = {
+    locations = {
         (str(file.relative_to(sources)), line)
         for file in sources.rglob("*.py")
         for line in find_repr_in_402(ast.parse(file.read_bytes()))
     }
-    assert found == set()
+    assert locations == set()
 
 
 def test_any_value_can_be_shown() -> None:

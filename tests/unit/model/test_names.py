@@ -91,10 +91,10 @@ def test_a_queue_name_that_makes_no_sense_is_refused(written: str) -> None:
 
 @pytest.mark.feature(101)
 def test_system_message_types_have_their_names_to_the_byte() -> None:
-    found = {row.message_type_id: (row.name, row.validation) for row in names.SYSTEM_MESSAGE_TYPES}
+    names_by_id = {row.message_type_id: (row.name, row.validation) for row in names.SYSTEM_MESSAGE_TYPES}
     broker = "http://schemas.microsoft.com/SQL/ServiceBroker/"
-    assert found[1] == (broker + "Error", "X")
-    assert found[2] == (broker + "EndDialog", "E")
-    assert found[5] == (broker + "DialogTimer", "E")
-    assert found[14] == ("DEFAULT", "N")
-    assert sorted(found) == list(range(1, 15))
+    assert names_by_id[1] == (broker + "Error", "X")
+    assert names_by_id[2] == (broker + "EndDialog", "E")
+    assert names_by_id[5] == (broker + "DialogTimer", "E")
+    assert names_by_id[14] == ("DEFAULT", "N")
+    assert sorted(names_by_id) == list(range(1, 15))

@@ -18,11 +18,11 @@ from support import refused
 
 
 def times(rule: str, start: str, count: int, zone: str = "UTC") -> list[str]:
-    schedule, moment, found = Schedule.of(rule, zone, "once"), datetime.fromisoformat(start), []
+    schedule, moment, fire_times = Schedule.of(rule, zone, "once"), datetime.fromisoformat(start), []
     for _ in range(count):
         moment = schedule.following(moment)
-        found.append(f"{moment.astimezone(ZoneInfo(zone)):%m-%d %H:%M%z}")
-    return found
+        fire_times.append(f"{moment.astimezone(ZoneInfo(zone)):%m-%d %H:%M%z}")
+    return fire_times
 
 
 @pytest.mark.parametrize(

@@ -271,8 +271,8 @@ HANDLE_FIELDS = {"handle": str(HANDLE)}
 )
 def test_each_remedy_has_the_button_of_its_action(act: Remedy, button: tuple[str, dict[str, str], bool] | None) -> None:
     finding: Any = SimpleNamespace(acts=(act,))
-    found: list[Button] = buttons(finding, NAMES, "Shop")
-    assert [(one.action, one.fields, bool(one.consequence)) for one in found] == ([button] if button else [])
-    for one in found:
+    finding_buttons: list[Button] = buttons(finding, NAMES, "Shop")
+    assert [(one.action, one.fields, bool(one.consequence)) for one in finding_buttons] == ([button] if button else [])
+    for one in finding_buttons:
         assert {"database", "queue", "handle", "pid"} >= set(one.fields)
         assert one.action in ACTIONS

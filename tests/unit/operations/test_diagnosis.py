@@ -655,8 +655,8 @@ MALLORY = UnfinishedOfPeer("certificate mallory", "mallory", 2, 3, BYTES_PER_GIB
     ],
 )
 def test_large_users_of_the_disk_are_named(usage: DiskUsage, texts: list[str]) -> None:
-    found = [f"{one.severity.name} {one.subject}: {one.problem}" for one in judge_disk_usage(usage)]
-    assert found == texts
+    lines = [f"{finding.severity.name} {finding.subject}: {finding.problem}" for finding in judge_disk_usage(usage)]
+    assert lines == texts
 
 
 def test_a_full_disk_names_its_largest_users() -> None:
@@ -688,8 +688,8 @@ def test_a_server_without_a_connection_left_is_not_down() -> None:
     ],
 )
 def test_a_server_that_refuses_a_connection_is_not_down(text: str) -> None:
-    (found,) = judge_down(text, [], NOW)
-    assert (found.problem[:38], found.advice[:16]) == ("It is up, but refuses this connection,", "Correct the role")
+    (finding,) = judge_down(text, [], NOW)
+    assert (finding.problem[:38], finding.advice[:16]) == ("It is up, but refuses this connection,", "Correct the role")
 
 
 @pytest.mark.parametrize(

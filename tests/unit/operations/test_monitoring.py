@@ -25,10 +25,10 @@ def test_every_metric_is_a_documented_one(file: Path) -> None:
 
 def test_panels_do_not_lie_on_each_other() -> None:
     taken = [
-        (place["x"] + x, place["y"] + y)
-        for place in (panel["gridPos"] for panel in json.loads(BOARD.read_text())["panels"])
-        for x in range(place["w"])
-        for y in range(place["h"])
+        (grid["x"] + x, grid["y"] + y)
+        for grid in (panel["gridPos"] for panel in json.loads(BOARD.read_text())["panels"])
+        for x in range(grid["w"])
+        for y in range(grid["h"])
     ]
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24  # columns of a Grafana dashboard

@@ -71,5 +71,7 @@ def test_a_viewer_with_few_streams_displaces_the_oldest_of_one_with_most(
         for name, count in streams.items():
             opened[name] = [stack.enter_context(limits.stream(name)) for _ in range(count)]
         assert refusal(limits, viewer) == status
-        gone = [(name, index) for name, kept in opened.items() for index, one in enumerate(kept) if one.is_displaced]
+        gone = [
+            (name, index) for name, kept in opened.items() for index, stream in enumerate(kept) if stream.is_displaced
+        ]
         assert gone == ([] if displaced is None else [(displaced, 0)])

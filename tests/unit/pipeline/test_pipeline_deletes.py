@@ -204,7 +204,7 @@ def test_a_rebuild_follows_the_rule_and_needs_every_delete(pipe):
     undecided = replace(pipe, messages=(replace(CUSTOMER, delete=None), ERASED))
     assert rebuild(undecided, "customers").rows == 1
     assert sorted(names_by_id(pipe, "customers_tombstones")) == [8]
-    other = replace(pipe, bronze="other")
-    land(other, "q", 1, batch(customer(9, 9)))
+    other_pipe = replace(pipe, bronze="other")
+    land(other_pipe, "q", 1, batch(customer(9, 9)))
     with pytest.raises(InstanceError, match="customers_tombstones' has 1 rows of messages that bronze does not hold"):
         rebuild(pipe, "customers")

@@ -222,14 +222,14 @@ def test_a_commit_behind_another_is_refused_and_looks_again(lake, make_pipe):
     pipe = make_pipe()
     into = target(pipe, "orders")
     land(pipe, "q", 0, batch(order(0)))
-    writer, other = into.table.open(), into.table.open()
+    writer, second_writer = into.table.open(), into.table.open()
     files = sort_rows(pipe, QUEUE, "q", iter([batch(order(1))])).files["orders"]
     writer.add(files, ("q", 1))
     before = len(list(Path(lake.file.parent, "orders", "metadata").iterdir()))
     for change in (
-        lambda: other.add(files, ("q", 1)),
-        lambda: other.replace_files(other.files(), []),
-        lambda: other.replace_content(other.columns, iter(())),
+        lambda: second_writer.add(files, ("q", 1)),
+        lambda: second_writer.replace_files(second_writer.files(), []),
+        lambda: second_writer.replace_content(second_writer.columns, iter(())),
     ):
         with pytest.raises(Conflict):
             change()
@@ -345,9 +345,9 @@ def test_a_table_that_others_divide_otherwise_is_refused(lake, make_pipe):
 def test_a_column_that_divides_a_table_keeps_its_type(lake, make_pipe):
     rule = replace(ORDER, partition_by=("id",))
     land(make_pipe(rule), "q", 0, batch(order(1)))
-    other = replace(rule, columns=(Column("id", "string"), Column("note", "string", True)))
+    other_rule = replace(rule, columns=(Column("id", "string"), Column("note", "string", True)))
     with pytest.raises(InstanceError, match=r"'id' partitions the Iceberg table .+ and cannot get another"):
-        rebuild(make_pipe(other), "orders")
+        rebuild(make_pipe(other_rule), "orders")
     assert [row["id"] for row in lake.rows("orders")] == [1]
 
 

@@ -252,13 +252,13 @@ def test_a_key_keeps_the_newest_row(tmp_path):
 def test_a_clock_that_goes_back_keeps_no_later_message_of_its_queue_out(tmp_path):
     pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
     early, late = order(100, key=7, note="old", minutes=5), order(200, key=7, note="new")
-    other = order(201, key=7, note="newer", minutes=1, handle="other")
+    other_order = order(201, key=7, note="newer", minutes=1, handle="other")
     land(pipe, "q", 0, batch(early, order(101, key=8, note="old", minutes=5), order(102, key=8, note="new")))
     land(pipe, "q", 1, batch(late))
     assert {row["id"]: row["note"] for row in table(pipe, "orders")} == {7: "new", 8: "new"}
-    land(pipe, "q", 2, batch(other))
+    land(pipe, "q", 2, batch(other_order))
     assert {row["id"]: row["note"] for row in table(pipe, "orders")} == {7: "newer", 8: "new"}
-    for number, again in enumerate((early, late, other)):  # a lost checkpoint brings an archive again
+    for number, again in enumerate((early, late, other_order)):  # a lost checkpoint brings an archive again
         land(pipe, "new", number, batch(again))
     assert {row["id"]: row["note"] for row in table(pipe, "orders")} == {7: "newer", 8: "new"}
 
@@ -299,8 +299,8 @@ def test_readable_messages_are_written_after_an_interrupted_batch(tmp_path, monk
             land(strict, "q", 0, rows)
     pipe = pipeline(tmp_path, ORDER, bronze="", unconfigured="quarantine")
     land(pipe, "q", 0, rows)
-    found = [row["id"] for row in table(pipe, "orders")]
-    assert sorted(found) == [1, 2]
+    ids = [row["id"] for row in table(pipe, "orders")]
+    assert sorted(ids) == [1, 2]
     assert len(table(pipe, "quarantine")) == 1
 
 
@@ -415,9 +415,9 @@ def test_written_rows_are_on_disk_before_the_acknowledgement(tmp_path, monkeypat
 
 def test_another_table_in_the_same_place_is_refused(tmp_path):
     land(pipeline(tmp_path), "q", 0, batch(order(1)))
-    other = MessageRule("Order", "json", "orders", (Column("other", "long", source="id"),))
+    other_rule = MessageRule("Order", "json", "orders", (Column("other", "long", source="id"),))
     with pytest.raises(InstanceError, match="'other' is new in the table"):
-        target(pipeline(tmp_path, other), "orders").create_or_extend()
+        target(pipeline(tmp_path, other_rule), "orders").create_or_extend()
     divided = MessageRule("Order", "json", "orders", ORDER.columns, partition_by=("_date",))
     with pytest.raises(InstanceError, match="partitioned by nothing, not by _date"):
         target(pipeline(tmp_path, divided), "orders").create_or_extend()

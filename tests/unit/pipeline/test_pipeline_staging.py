@@ -76,12 +76,12 @@ def test_a_change_of_type_begins_a_piece():
 
 
 def test_a_change_of_type_on_one_key_leaves_the_other_slots_alone():
-    other = next(key for key in "bcdefgh" if slot_of(key, 2) != slot_of("a", 2))
-    keys = ["a", other, "a", other, "a"]
+    other_key = next(key for key in "bcdefgh" if slot_of(key, 2) != slot_of("a", 2))
+    keys = ["a", other_key, "a", other_key, "a"]
     types = ["A", "A", "B", "A", "B"]
     chunks = pieces_of(batch(k=keys, message_type_name=types, message_body=[b"1", b"2", b"3", b"4", b"5"]), key="k")
     mine = [(kind, bodies) for slot, kind, bodies in chunks if slot == slot_of("a", 2)]
-    theirs = [(kind, bodies) for slot, kind, bodies in chunks if slot == slot_of(other, 2)]
+    theirs = [(kind, bodies) for slot, kind, bodies in chunks if slot == slot_of(other_key, 2)]
     assert (mine, theirs) == ([("A", [b"1"]), ("B", [b"3", b"5"])], [("A", [b"2", b"4"])])
 
 
@@ -104,8 +104,10 @@ def test_a_piece_goes_on_over_batches_until_a_body_fills_it(monkeypatch):
         batch(k=["a"] * len(some), message_body=pa.array([None if n is None else b"x" * n for n in some], pa.binary()))
         for some in sizes
     ]
-    found = [[body if body is None else len(body) for body in bodies] for _, _, bodies in pieces_of(*batches, key="k")]
-    assert found == [[3, 3, 3, None], [20], [1, 1, 1, 0], [5, 10], [10]]
+    piece_sizes = [
+        [body if body is None else len(body) for body in bodies] for _, _, bodies in pieces_of(*batches, key="k")
+    ]
+    assert piece_sizes == [[3, 3, 3, None], [20], [1, 1, 1, 0], [5, 10], [10]]
 
 
 @pytest.mark.parametrize(

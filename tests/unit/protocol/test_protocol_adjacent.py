@@ -37,63 +37,63 @@ TWO = LocalIdentity(UUID(int=2), UUID(int=22), ("two", "fragments"))
 
 def connected_pair(one: LocalIdentity = ONE, two: LocalIdentity = TWO) -> tuple[Connection, Connection, list[Event]]:
     """Return two connections after the greeting, opener first, and the events of the second."""
-    opener, other = Connection(one, is_opener=True, now=0.0), Connection(two, is_opener=False, now=0.0)
+    opener, acceptor = Connection(one, is_opener=True, now=0.0), Connection(two, is_opener=False, now=0.0)
     assert opener.phase is Phase.INITIAL
     opener.begin(5, 0.0)
-    other.begin(0, 0.0)
-    return opener, other, other.receive(opener.outgoing(), 0.0)
+    acceptor.begin(0, 0.0)
+    return opener, acceptor, acceptor.receive(opener.outgoing(), 0.0)
 
 
 def online() -> tuple[Connection, Connection]:
-    opener, other, _ = connected_pair()
-    other.welcome(7, 0.0)
-    opener.receive(other.outgoing(), 0.0)
-    return opener, other
+    opener, acceptor, _ = connected_pair()
+    acceptor.welcome(7, 0.0)
+    opener.receive(acceptor.outgoing(), 0.0)
+    return opener, acceptor
 
 
 def test_both_go_online_and_know_each_other() -> None:
-    opener, other, events = connected_pair()
+    opener, acceptor, events = connected_pair()
     (greeted,) = events
     assert isinstance(greeted, Greeted)
     assert (greeted.hello.daemon_id, greeted.hello.connection_number) == (ONE.daemon_id, 5)
-    assert other.phase is Phase.ARBITRATING
-    assert other.welcome(7, 0.0) == Online(ONE.daemon_id, ONE.incarnation, 5)
-    assert opener.receive(other.outgoing(), 0.0) == [Online(TWO.daemon_id, TWO.incarnation, 7)]
-    assert opener.phase is other.phase is Phase.ONLINE
-    assert opener.capabilities == other.capabilities == {"fragments"}
-    assert opener.version == other.version == 1
+    assert acceptor.phase is Phase.ARBITRATING
+    assert acceptor.welcome(7, 0.0) == Online(ONE.daemon_id, ONE.incarnation, 5)
+    assert opener.receive(acceptor.outgoing(), 0.0) == [Online(TWO.daemon_id, TWO.incarnation, 7)]
+    assert opener.phase is acceptor.phase is Phase.ONLINE
+    assert opener.capabilities == acceptor.capabilities == {"fragments"}
+    assert opener.version == acceptor.version == 1
 
 
 def test_messages_go_both_ways() -> None:
-    opener, other = online()
+    opener, acceptor = online()
     opener.send(b"there", 1.0)
     opener.send(b"again", 1.0)
-    other.send(b"back", 1.0)
-    assert other.receive(opener.outgoing(), 1.0) == [Arrived(b"there"), Arrived(b"again")]
-    assert opener.receive(other.outgoing(), 1.0) == [Arrived(b"back")]
+    acceptor.send(b"back", 1.0)
+    assert acceptor.receive(opener.outgoing(), 1.0) == [Arrived(b"there"), Arrived(b"again")]
+    assert opener.receive(acceptor.outgoing(), 1.0) == [Arrived(b"back")]
     assert opener.outgoing() == b""
 
 
 def test_frames_after_a_greeting_wait_for_the_arbitration() -> None:
-    _, other, _ = connected_pair()
-    assert other.receive(encode_frame(FrameKind.DIALOG, b"early"), 0.0) == []
-    other.welcome(1, 0.0)
-    assert other.resume(0.0) == [Arrived(b"early")]
+    _, acceptor, _ = connected_pair()
+    assert acceptor.receive(encode_frame(FrameKind.DIALOG, b"early"), 0.0) == []
+    acceptor.welcome(1, 0.0)
+    assert acceptor.resume(0.0) == [Arrived(b"early")]
 
 
 @pytest.mark.parametrize(("oldest", "newest", "version"), [(1, 3, 3), (2, 9, 4), (4, 4, 4)])
 def test_the_newest_version_that_both_speak(oldest: int, newest: int, version: int) -> None:
-    opener, other, _ = connected_pair(ONE._replace(oldest=oldest, newest=newest), TWO._replace(newest=4))
-    other.welcome(1, 0.0)
-    opener.receive(other.outgoing(), 0.0)
-    assert opener.version == other.version == version
+    opener, acceptor, _ = connected_pair(ONE._replace(oldest=oldest, newest=newest), TWO._replace(newest=4))
+    acceptor.welcome(1, 0.0)
+    opener.receive(acceptor.outgoing(), 0.0)
+    assert opener.version == acceptor.version == version
 
 
 @pytest.mark.parametrize(("oldest", "newest"), [(2, 3), (0, 0)])
 def test_no_version_in_common(oldest: int, newest: int) -> None:
-    opener, other, events = connected_pair(ONE._replace(oldest=oldest, newest=newest))
+    opener, acceptor, events = connected_pair(ONE._replace(oldest=oldest, newest=newest))
     assert [event.number for event in events if isinstance(event, Closed)] == [28027]
-    (closed,) = opener.receive(other.outgoing(), 0.0)
+    (closed,) = opener.receive(acceptor.outgoing(), 0.0)
     assert isinstance(closed, Closed)
     assert closed.number == 28027
 
@@ -107,18 +107,18 @@ def test_a_welcome_with_a_version_that_was_not_offered() -> None:
 
 
 def test_a_rejection_says_why() -> None:
-    opener, other, _ = connected_pair()
-    assert other.reject(BrokerError(28032), 0.0).number == 28032
-    (closed,) = opener.receive(other.outgoing(), 0.0)
+    opener, acceptor, _ = connected_pair()
+    assert acceptor.reject(BrokerError(28032), 0.0).number == 28032
+    (closed,) = opener.receive(acceptor.outgoing(), 0.0)
     assert isinstance(closed, Closed)
     assert (closed.number, "arbitration" in closed.text) == (28032, True)
-    assert opener.phase is other.phase is Phase.CLOSED
+    assert opener.phase is acceptor.phase is Phase.CLOSED
 
 
 def test_a_closed_connection_is_silent() -> None:
-    opener, other = online()
+    opener, acceptor = online()
     assert opener.close(0, "done", 1.0) == Closed(0, "done")
-    assert other.receive(opener.outgoing(), 1.0) == [Closed(0, "done", is_by_peer=True)]
+    assert acceptor.receive(opener.outgoing(), 1.0) == [Closed(0, "done", is_by_peer=True)]
     opener.close(0, "done", 1.0)
     assert opener.outgoing() == b""
     assert opener.receive(b"anything", 1.0) == opener.tick(1_000.0) == opener.end_of_stream() == []
@@ -128,12 +128,12 @@ def test_a_closed_connection_is_silent() -> None:
 
 
 def test_a_message_that_was_changed_is_dropped_and_the_connection_stays() -> None:
-    opener, other = online()
+    opener, acceptor = online()
     opener.send(b"one", 0.0)
     opener.send(b"two", 0.0)
     data = bytearray(opener.outgoing())
     data[16] ^= 1
-    assert other.receive(bytes(data), 0.0) == [Corrupted(3), Arrived(b"two")]
+    assert acceptor.receive(bytes(data), 0.0) == [Corrupted(3), Arrived(b"two")]
 
 
 @pytest.mark.parametrize(
@@ -188,19 +188,19 @@ def test_the_end_of_the_stream() -> None:
 
 
 def test_keep_alives_keep_it_open_until_it_is_idle() -> None:
-    opener, other = online()
+    opener, acceptor = online()
     opener.send(b"x", 10.0)
-    other.receive(opener.outgoing(), 10.0)
+    acceptor.receive(opener.outgoing(), 10.0)
     now, ticks = 10.0, 0
     while opener.phase is Phase.ONLINE:
-        now = min(opener.wake_at, other.wake_at)
-        for side, peer in ((opener, other), (other, opener)):
+        now = min(opener.wake_at, acceptor.wake_at)
+        for side, peer in ((opener, acceptor), (acceptor, opener)):
             side.tick(now)
             peer.receive(side.outgoing(), now)
         ticks += 1
         assert ticks < 50
     assert now == 10.0 + IDLE_TIMEOUT_S
-    assert other.phase is Phase.CLOSED
+    assert acceptor.phase is Phase.CLOSED
 
 
 def test_a_peer_that_went_silent_is_given_up() -> None:

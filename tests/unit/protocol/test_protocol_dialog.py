@@ -95,13 +95,13 @@ def store(at: Dialog) -> None:
 
 def conversing() -> tuple[Dialog, Dialog]:
     """Return both sides after a first message and its acknowledgement."""
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
-    carry(initiator, other)
-    store(other)
-    (event,) = carry(other, initiator)
+    carry(initiator, target_dialog)
+    store(target_dialog)
+    (event,) = carry(target_dialog, initiator)
     initiator.deleted(event)
-    return initiator, other
+    return initiator, target_dialog
 
 
 def test_a_new_dialog_has_no_work() -> None:
@@ -114,7 +114,7 @@ def test_a_new_dialog_has_no_work() -> None:
 
 
 def test_the_initiator_introduces_itself_until_anything_is_acknowledged() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
     initiator.offer(1, 300)
     first, second = send(initiator, 400.0), send(initiator, 400.5)
@@ -135,49 +135,49 @@ def test_the_initiator_introduces_itself_until_anything_is_acknowledged() -> Non
         floor=0,
     )
     assert second.header.opening == Opening("//contract", 599)
-    other.arrived(first.header, bodies(first))
-    store(other)
-    assert carry(other, initiator) == [Acknowledged(1, THERE)]
+    target_dialog.arrived(first.header, bodies(first))
+    store(target_dialog)
+    assert carry(target_dialog, initiator) == [Acknowledged(1, THERE)]
     third = send(initiator).header
     assert (third.opening, third.to_broker) == (None, THERE)
 
 
 def test_a_target_sends_its_clock_until_it_has_opened_the_conversation() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
     sent = send(initiator)
     told = msgspec.structs.replace(send_header(sides_after(1)[1]), acknowledgement=None, clock=1_000)
     assert initiator.arrived(told, None) == [ClockDiffers(1_000)]
     assert initiator.arrived(msgspec.structs.replace(told, from_broker=ELSEWHERE), None) == [ClockDiffers(1_000)]
-    other.arrived(sent.header, bodies(sent))
-    store(other)
-    carry(other, initiator)
+    target_dialog.arrived(sent.header, bodies(sent))
+    store(target_dialog)
+    carry(target_dialog, initiator)
     assert initiator.arrived(told, None) == []
-    assert other.arrived(msgspec.structs.replace(sent.header, clock=1_000), None) == []
+    assert target_dialog.arrived(msgspec.structs.replace(sent.header, clock=1_000), None) == []
 
 
 def test_a_silent_peer_is_told_the_session_key_again() -> None:
     """The peer may have been restored from a backup that was made before it knew the key."""
     exchange = Exchange(UUID(int=9), b"mine", b"theirs", b"", b"wrapped", b"signed")
-    initiator, other = dialog(), target(is_secured=True, exchange=exchange)
+    initiator, target_dialog = dialog(), target(is_secured=True, exchange=exchange)
     initiator.offer(0, 1)
-    carry(initiator, other)
-    store(other)
-    other.offer(0, 1)
-    assert send(other).header.exchange == exchange
-    initiator.arrived(send_again(other).header, (Part("t", Content.DATA, b"x"),))
+    carry(initiator, target_dialog)
+    store(target_dialog)
+    target_dialog.offer(0, 1)
+    assert send(target_dialog).header.exchange == exchange
+    initiator.arrived(send_again(target_dialog).header, (Part("t", Content.DATA, b"x"),))
     store(initiator)
-    carry(initiator, other)
-    other.offer(1, 1)
-    assert [send(other).header.exchange, send_again(other, 5.0).header.exchange] == [None, None]
-    silent = send_again(other, 20.0).header
-    assert other.is_unanswered
+    carry(initiator, target_dialog)
+    target_dialog.offer(1, 1)
+    assert [send(target_dialog).header.exchange, send_again(target_dialog, 5.0).header.exchange] == [None, None]
+    silent = send_again(target_dialog, 20.0).header
+    assert target_dialog.is_unanswered
     assert silent.exchange == exchange
     initiator.arrived(silent, (Part("t", Content.DATA, b"x"),))
     store(initiator)
-    carry(initiator, other)
-    other.offer(2, 1)
-    assert send(other).header.exchange is None
+    carry(initiator, target_dialog)
+    target_dialog.offer(2, 1)
+    assert send(target_dialog).header.exchange is None
 
 
 def test_a_lifetime_that_is_over_is_never_below_zero() -> None:
@@ -187,53 +187,53 @@ def test_a_lifetime_that_is_over_is_never_below_zero() -> None:
 
 
 def test_an_acknowledgement_leaves_only_after_the_commit() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
-    carry(initiator, other)
-    assert not other.has_work(0.0)
-    batch = other.batch()
+    carry(initiator, target_dialog)
+    assert not target_dialog.has_work(0.0)
+    batch = target_dialog.batch()
     assert batch is not None
-    assert not other.has_work(0.0)
-    other.committed()
-    transmission = send(other)
+    assert not target_dialog.has_work(0.0)
+    target_dialog.committed()
+    transmission = send(target_dialog)
     assert transmission.header.kind is Kind.ACKNOWLEDGEMENT
     assert transmission.header.acknowledgement == Acknowledgement(1)
-    assert not other.has_work(0.0)
+    assert not target_dialog.has_work(0.0)
 
 
 def test_an_acknowledgement_rides_on_a_message_that_travels_anyway() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     for number in range(3):
         initiator.offer(number, 10)
-    carry(initiator, other)
-    store(other)
-    other.offer(0, 10)
-    transmission = send(other)
+    carry(initiator, target_dialog)
+    store(target_dialog)
+    target_dialog.offer(0, 10)
+    transmission = send(target_dialog)
     assert transmission.header.kind is Kind.RUN
     assert transmission.header.acknowledgement == Acknowledgement(3)
     assert initiator.arrived(transmission.header, bodies(transmission)) == [Acknowledged(3, THERE)]
-    assert not other.has_work(0.0)
+    assert not target_dialog.has_work(0.0)
 
 
 def test_a_batch_that_was_rolled_back_is_not_acknowledged() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
-    carry(initiator, other)
-    other.batch()
-    other.rolled_back()
-    assert not other.has_work(0.0)
+    carry(initiator, target_dialog)
+    target_dialog.batch()
+    target_dialog.rolled_back()
+    assert not target_dialog.has_work(0.0)
 
 
 def test_a_duplicate_is_acknowledged_again() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
     transmission = send(initiator)
-    other.arrived(transmission.header, bodies(transmission))
-    store(other)
-    send(other)
-    (event,) = other.arrived(transmission.header, bodies(transmission))
+    target_dialog.arrived(transmission.header, bodies(transmission))
+    store(target_dialog)
+    send(target_dialog)
+    (event,) = target_dialog.arrived(transmission.header, bodies(transmission))
     assert event == Dropped(11218, RULES[11218].text)
-    assert send(other).header.acknowledgement == Acknowledgement(1)
+    assert send(target_dialog).header.acknowledgement == Acknowledgement(1)
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_a_duplicate_is_acknowledged_again() -> None:
     ],
 )
 def test_frames_that_are_not_for_this_endpoint(changes: dict[str, Any], number: int) -> None:
-    initiator, other = conversing()
-    other.offer(0, 10)
-    header = msgspec.structs.replace(send(other).header, kind=Kind.ACKNOWLEDGEMENT, **changes)
+    initiator, target_dialog = conversing()
+    target_dialog.offer(0, 10)
+    header = msgspec.structs.replace(send(target_dialog).header, kind=Kind.ACKNOWLEDGEMENT, **changes)
     (event,) = initiator.arrived(header, None)
     assert event.number == number
     assert initiator.is_idle
@@ -283,12 +283,12 @@ def move(from_: Dialog, to: Dialog, history: str = "a") -> list[Any]:
 
 def sides_after(count: int) -> tuple[Dialog, Dialog]:
     """Return both sides after `count` messages that were delivered and acknowledged."""
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     say(initiator, count)
-    move(initiator, other)
-    (event,) = move(other, initiator)
+    move(initiator, target_dialog)
+    (event,) = move(target_dialog, initiator)
     initiator.deleted(event)
-    return initiator, other
+    return initiator, target_dialog
 
 
 def check_diverged(at: Dialog, peer: Dialog, apart: Any, *, is_here: bool) -> None:
@@ -305,99 +305,99 @@ def check_diverged(at: Dialog, peer: Dialog, apart: Any, *, is_here: bool) -> No
 
 
 def test_tokens_of_one_history_change_nothing() -> None:
-    initiator, other = sides_after(5)
+    initiator, target_dialog = sides_after(5)
     say(initiator, 300)
     for _ in range(10):
-        assert not [event for event in move(initiator, other) if not isinstance(event, Acknowledged)]
-        move(other, initiator)
+        assert not [event for event in move(initiator, target_dialog) if not isinstance(event, Acknowledged)]
+        move(target_dialog, initiator)
     assert (initiator.next_to_offer, initiator.is_idle) == (305, False)
-    assert unpack(other.save()).token == token_of(304)
+    assert unpack(target_dialog.save()).token == token_of(304)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) -> None:
-    _, other = sides_after(9)
+    _, target_dialog = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
-    (event,) = move(initiator, other, "b")
+    (event,) = move(initiator, target_dialog, "b")
     assert event.number == 11218  # no evidence of a different message yet
-    (apart,) = move(other, initiator, "b")
+    (apart,) = move(target_dialog, initiator, "b")
     assert apart.what == f"The messages {5 + count} to 8 were acknowledged, and never sent."
-    check_diverged(initiator, other, apart, is_here=True)
+    check_diverged(initiator, target_dialog, apart, is_here=True)
 
 
 @pytest.mark.parametrize("count", [4, 6])
 def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> None:
-    _, other = sides_after(9)
+    _, target_dialog = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
-    (apart, *_) = move(initiator, other, "b")
+    (apart, *_) = move(initiator, target_dialog, "b")
     assert apart.what == "Message 8 has come twice, and differs."
-    check_diverged(other, initiator, apart, is_here=False)
+    check_diverged(target_dialog, initiator, apart, is_here=False)
 
 
 def test_a_message_after_an_unknown_one_is_refused() -> None:
     """The frames before this message were lost."""
-    _, other = sides_after(9)
+    _, target_dialog = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 4, "b")
     send(initiator)
     say(initiator, 1, "b")
-    (apart,) = move(initiator, other, "b")
-    check_diverged(other, initiator, apart, is_here=False)
+    (apart,) = move(initiator, target_dialog, "b")
+    check_diverged(target_dialog, initiator, apart, is_here=False)
 
 
 def test_a_message_after_another_kept_one_is_refused() -> None:
     """The message was acknowledged beyond a gap, so the sender does not send it again."""
-    initiator, other = sides_after(5)
+    initiator, target_dialog = sides_after(5)
     say(initiator)
     send(initiator)  # the frame is lost
     say(initiator)
-    move(initiator, other)
+    move(initiator, target_dialog)
     initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 2, "b")
     send(initiator)
     say(initiator, 1, "b")
-    (apart,) = move(initiator, other, "b")
+    (apart,) = move(initiator, target_dialog, "b")
     assert apart.what == "Message 6 has come twice, and differs."
-    check_diverged(other, initiator, apart, is_here=False)
+    check_diverged(target_dialog, initiator, apart, is_here=False)
 
 
 def test_messages_sent_before_a_restore_are_detected() -> None:
-    _, other = sides_after(9)
+    _, target_dialog = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 12, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 1, "b")
-    move(initiator, other, "b")
-    (apart,) = move(other, initiator, "b")
+    move(initiator, target_dialog, "b")
+    (apart,) = move(target_dialog, initiator, "b")
     assert apart.what == "Message 8 was acknowledged, and is not the one that was sent."
     same = dialog(state=TransmissionState(5, 12, peer_broker=THERE, is_acknowledged=True))
     say(same)
-    move(same, other)
-    assert move(other, same) == [Acknowledged(9, THERE)]
+    move(same, target_dialog)
+    assert move(target_dialog, same) == [Acknowledged(9, THERE)]
 
 
 def test_any_frame_tells_a_restored_receiver_of_its_loss() -> None:
     for has_message in (True, False):
         initiator, _ = sides_after(9)
-        other = dialog(False, TransmissionState(next=5, peer_broker=HERE, token=token_of(4)))
+        target_dialog = dialog(False, TransmissionState(next=5, peer_broker=HERE, token=token_of(4)))
         if has_message:
             say(initiator)
         else:
-            other.offer(0, 1)
-            initiator.arrived(send(other).header, (Part("t", Content.DATA, b"x", None),))
+            target_dialog.offer(0, 1)
+            initiator.arrived(send(target_dialog).header, (Part("t", Content.DATA, b"x", None),))
             store(initiator)
-        *_, apart = move(initiator, other)
+        *_, apart = move(initiator, target_dialog)
         assert apart.what == "The messages 5 to 8 were acknowledged, and are not known."
-        check_diverged(other, initiator, apart, is_here=True)
+        check_diverged(target_dialog, initiator, apart, is_here=True)
 
 
 def test_a_copy_that_has_missed_nothing_goes_on() -> None:
     """The copy retransmits messages that were not acknowledged when it was made."""
-    _, other = sides_after(9)
+    _, target_dialog = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 9, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 4)
-    assert [event.number for event in move(initiator, other)] == [11218]
-    assert move(other, initiator) == [Acknowledged(9, THERE)]
+    assert [event.number for event in move(initiator, target_dialog)] == [11218]
+    assert move(target_dialog, initiator) == [Acknowledged(9, THERE)]
 
 
 def test_the_ending_side_knows_the_acknowledged_count_before_the_end_is_offered() -> None:
@@ -409,120 +409,120 @@ def test_the_ending_side_knows_the_acknowledged_count_before_the_end_is_offered(
 
 
 def test_an_error_leaves_out_messages_and_says_nothing_of_them() -> None:
-    initiator, other = sides_after(2)
+    initiator, target_dialog = sides_after(2)
     initiator.offer(9, 1, Content.ERROR, token_of(9))
     transmission = send(initiator)
     assert transmission.header.floor is None
-    assert other.arrived(transmission.header, (Part("t", Content.ERROR, b"x", token_of(9)),)) == []
-    store(other)
-    assert move(other, initiator) == [Acknowledged(10, THERE)]
+    assert target_dialog.arrived(transmission.header, (Part("t", Content.ERROR, b"x", token_of(9)),)) == []
+    store(target_dialog)
+    assert move(target_dialog, initiator) == [Acknowledged(10, THERE)]
 
 
 def test_fragments_of_two_histories_make_no_message() -> None:
-    initiator, other = sides_after(1)
+    initiator, target_dialog = sides_after(1)
     initiator.offer(1, 250, Content.DATA, token_of(1))
     header = send(initiator).header
-    other.arrived(header, (Part("t", Content.DATA, b"x" * 100, token_of(1)),))
-    store(other)
+    target_dialog.arrived(header, (Part("t", Content.DATA, b"x" * 100, token_of(1)),))
+    store(target_dialog)
     following = msgspec.structs.replace(header, fragment=1)
-    (apart,) = other.arrived(following, (Part("t", Content.DATA, b"x" * 100, token_of(1, "b")),))
-    check_diverged(other, initiator, apart, is_here=False)
+    (apart,) = target_dialog.arrived(following, (Part("t", Content.DATA, b"x" * 100, token_of(1, "b")),))
+    check_diverged(target_dialog, initiator, apart, is_here=False)
 
 
 def test_a_divergence_is_reported_once_and_answered_each_time() -> None:
-    initiator, other = sides_after(9)
-    other = dialog(False, TransmissionState(next=5, peer_broker=HERE))
+    initiator, target_dialog = sides_after(9)
+    target_dialog = dialog(False, TransmissionState(next=5, peer_broker=HERE))
     say(initiator)
     transmission = send(initiator)
     payload = (Part("t", Content.DATA, b"x" * 10, token_of(9)),)
-    assert len(other.arrived(transmission.header, payload)) == 1
-    send(other)
-    (event,) = other.arrived(transmission.header, payload)
+    assert len(target_dialog.arrived(transmission.header, payload)) == 1
+    send(target_dialog)
+    (event,) = target_dialog.arrived(transmission.header, payload)
     assert event.number == 11212
-    assert isinstance(send(other).payload, BrokerFailure)
-    assert other.transmit(0.0) is None
+    assert isinstance(send(target_dialog).payload, BrokerFailure)
+    assert target_dialog.transmit(0.0) is None
 
 
 def test_a_conversation_has_one_contract() -> None:
-    initiator, other = dialog(contract="//other"), target()
+    initiator, target_dialog = dialog(contract="//other"), target()
     initiator.offer(0, 10)
-    (event,) = carry(initiator, other)
+    (event,) = carry(initiator, target_dialog)
     assert event.number == 11223
-    assert other.batch() is None
+    assert target_dialog.batch() is None
 
 
 def test_fragments_that_differ_and_messages_too_far_are_explained() -> None:
-    other = target()
+    target_dialog = target()
     header = Header(CONVERSATION, True, Kind.FRAGMENT, False, "//there", THERE, "//here", HERE, 0, 0, 3)
     part = (Part("t", Content.DATA, b"x" * LIMITS.fragment_size),)
-    assert other.arrived(header, part) == []
-    (event,) = other.arrived(msgspec.structs.replace(header, fragment=1), (Part("t", Content.DATA, b"x"),))
+    assert target_dialog.arrived(header, part) == []
+    (event,) = target_dialog.arrived(msgspec.structs.replace(header, fragment=1), (Part("t", Content.DATA, b"x"),))
     assert event.number == 11221
-    (event,) = other.arrived(msgspec.structs.replace(header, fragment=1, fragments=2), part)
+    (event,) = target_dialog.arrived(msgspec.structs.replace(header, fragment=1, fragments=2), part)
     assert event.number == 11221
-    (event,) = other.arrived(msgspec.structs.replace(header, number=2**40), part)
+    (event,) = target_dialog.arrived(msgspec.structs.replace(header, number=2**40), part)
     assert event == Dropped(11217, RULES[11217].text.format(0, 2**40))
-    other.arrived(
+    target_dialog.arrived(
         msgspec.structs.replace(header, number=1, fragments=1, kind=Kind.RUN), (Part("t", Content.END, None),)
     )
-    (event,) = other.arrived(msgspec.structs.replace(header, number=2), part)
+    (event,) = target_dialog.arrived(msgspec.structs.replace(header, number=2), part)
     assert event.number == 11212
 
 
 def test_an_end_is_the_last_that_is_sent() -> None:
-    initiator, other = conversing()
+    initiator, target_dialog = conversing()
     initiator.offer(1, 0, Content.END)
     assert initiator.sending is Sending.ENDING
     assert initiator.room == 0
     with pytest.raises(ValueError, match="behind the end"):
         initiator.offer(2, 10)
-    carry(initiator, other, Content.END)
-    store(other)
-    assert other.sending is Sending.HELD
-    assert carry(other, initiator) == [Acknowledged(2, THERE)]
+    carry(initiator, target_dialog, Content.END)
+    store(target_dialog)
+    assert target_dialog.sending is Sending.HELD
+    assert carry(target_dialog, initiator) == [Acknowledged(2, THERE)]
     assert initiator.sending is Sending.ENDED
 
 
 def test_pending_messages_are_held_after_the_peers_end() -> None:
-    initiator, other = conversing()
-    other.offer(0, 10)
+    initiator, target_dialog = conversing()
+    target_dialog.offer(0, 10)
     initiator.offer(1, 0, Content.END)
-    carry(initiator, other, Content.END)
-    store(other)
-    assert send(other).header.kind is Kind.ACKNOWLEDGEMENT
-    assert not other.has_work(100.0)
-    assert other.wake_at == NEVER
-    assert other.status == RULES[9779].text
-    other.end()
-    assert send(other).header.kind is Kind.RUN
-    assert other.status == ""
+    carry(initiator, target_dialog, Content.END)
+    store(target_dialog)
+    assert send(target_dialog).header.kind is Kind.ACKNOWLEDGEMENT
+    assert not target_dialog.has_work(100.0)
+    assert target_dialog.wake_at == NEVER
+    assert target_dialog.status == RULES[9779].text
+    target_dialog.end()
+    assert send(target_dialog).header.kind is Kind.RUN
+    assert target_dialog.status == ""
 
 
 def test_an_error_overtakes_unacknowledged_messages() -> None:
-    initiator, other = conversing()
+    initiator, target_dialog = conversing()
     initiator.offer(1, 900)
     send(initiator)
     initiator.offer(5, 30, Content.ERROR)
     transmission = send(initiator)
     assert transmission.header.number == 5
-    other.arrived(transmission.header, bodies(transmission, Content.ERROR))
-    store(other)
-    assert carry(other, initiator) == [Acknowledged(6, THERE)]
+    target_dialog.arrived(transmission.header, bodies(transmission, Content.ERROR))
+    store(target_dialog)
+    assert carry(target_dialog, initiator) == [Acknowledged(6, THERE)]
     assert initiator.sending is Sending.ENDED
 
 
 def test_a_refusal_is_repeated_each_time_the_peer_tries_again() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     failure = BrokerFailure(-8408, "no such contract")
     initiator.offer(0, 10)
-    other.refuse(failure)
-    transmission = send(other)
+    target_dialog.refuse(failure)
+    transmission = send(target_dialog)
     assert (transmission.header.kind, transmission.payload) == (Kind.FAILURE, failure)
-    assert not other.has_work(0.0)
-    (event,) = carry(initiator, other)
+    assert not target_dialog.has_work(0.0)
+    (event,) = carry(initiator, target_dialog)
     assert event.number == 11212
-    assert other.batch() is None
-    transmission = send(other)
+    assert target_dialog.batch() is None
+    transmission = send(target_dialog)
     assert initiator.arrived(transmission.header, failure) == [Failed(failure)]
     assert initiator.arrived(transmission.header, failure) == []
     assert initiator.sending is Sending.FAILED
@@ -534,32 +534,32 @@ def test_a_refusal_is_repeated_each_time_the_peer_tries_again() -> None:
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_failed_endpoint_takes_nothing_new(is_told: bool) -> None:
     """The failure may come from the peer's broker, or the endpoint may be loaded as failed from the database."""
-    initiator, other = dialog(), dialog(False, TransmissionState(sending=Sending.FAILED, peer_broker=HERE))
+    initiator, target_dialog = dialog(), dialog(False, TransmissionState(sending=Sending.FAILED, peer_broker=HERE))
     if is_told:
-        other = target()
+        target_dialog = target()
         header = msgspec.structs.replace(send_one(initiator).header, kind=Kind.FAILURE)
-        assert other.arrived(header, BrokerFailure(-9720, "an old copy")) == [
+        assert target_dialog.arrived(header, BrokerFailure(-9720, "an old copy")) == [
             Failed(BrokerFailure(-9720, "an old copy"))
         ]
     initiator.offer(initiator.next_to_offer, 10)
     initiator.tick(100.0)
     again = send(initiator, 100.0)
-    assert [event.number for event in other.arrived(again.header, bodies(again))] == [11212]
-    assert other.batch() is None
-    assert send(other).payload == GONE
+    assert [event.number for event in target_dialog.arrived(again.header, bodies(again))] == [11212]
+    assert target_dialog.batch() is None
+    assert send(target_dialog).payload == GONE
 
 
 def test_a_closed_endpoint_acknowledges_stored_messages_and_refuses_others() -> None:
-    initiator, other = conversing()
-    other.close()
+    initiator, target_dialog = conversing()
+    target_dialog.close()
     initiator.offer(1, 10)
-    carry(initiator, other)
-    transmission = send(other)
+    carry(initiator, target_dialog)
+    transmission = send(target_dialog)
     assert transmission.payload == GONE
     again = msgspec.structs.replace(send_header(initiator), number=0, kind=Kind.RUN)
-    (event,) = other.arrived(again, (Part("t", Content.DATA, b"x"),))
+    (event,) = target_dialog.arrived(again, (Part("t", Content.DATA, b"x"),))
     assert event.number == 11218
-    assert send(other).header.kind is Kind.ACKNOWLEDGEMENT
+    assert send(target_dialog).header.kind is Kind.ACKNOWLEDGEMENT
 
 
 def send_header(from_: Dialog) -> Header:
@@ -600,28 +600,28 @@ def test_a_lost_link_says_why_and_is_tried_again() -> None:
 
 
 def test_an_acknowledgement_alone_asks_for_a_link_too() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
-    carry(initiator, other)
-    store(other)
-    other.link_down(0.0, "unreachable")
-    assert other.wake_at == 4.0
-    assert not other.is_idle
-    other.tick(4.0)
-    assert other.has_work(4.0)
+    carry(initiator, target_dialog)
+    store(target_dialog)
+    target_dialog.link_down(0.0, "unreachable")
+    assert target_dialog.wake_at == 4.0
+    assert not target_dialog.is_idle
+    target_dialog.tick(4.0)
+    assert target_dialog.has_work(4.0)
 
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([0, 10, 60, 99, 101, 250, 950]), min_size=1, max_size=12))
 def test_all_messages_arrive_despite_lost_and_late_frames(seed: int, sizes: list[int]) -> None:
     """Half of all frames are lost for two minutes. Then two of the longest retry delays must be enough."""
-    random, initiator, other = Random(seed), dialog(), target()
+    random, initiator, target_dialog = Random(seed), dialog(), target()
     under_way: list[tuple[float, Dialog, Transmission]] = []
     offered = 0
     for now in range(400):
         while offered < len(sizes) and initiator.room > 0:
             initiator.offer(offered, sizes[offered])
             offered += 1
-        for here, there in ((initiator, other), (other, initiator)):
+        for here, there in ((initiator, target_dialog), (target_dialog, initiator)):
             here.tick(now)
             while (transmission := here.transmit(now)) is not None:
                 if now >= 120 or random.random() < 0.5:
@@ -629,16 +629,16 @@ def test_all_messages_arrive_despite_lost_and_late_frames(seed: int, sizes: list
         for frame in [entry for entry in under_way if entry[0] <= now]:
             under_way.remove(frame)
             frame[1].arrived(frame[2].header, bodies(frame[2]))
-        if random.random() < 0.8 and other.batch() is not None:
-            other.committed()
+        if random.random() < 0.8 and target_dialog.batch() is not None:
+            target_dialog.committed()
     assert offered == len(sizes)
     assert not initiator.has_work(10_000.0)
-    assert other.save() == dialog(False, unpack(other.save())).save()
-    assert unpack(other.save()).next == len(sizes)
+    assert target_dialog.save() == dialog(False, unpack(target_dialog.save())).save()
+    assert unpack(target_dialog.save()).next == len(sizes)
 
 
 def test_a_saved_dialog_continues_after_a_restart() -> None:
-    initiator, other = conversing()
+    initiator, target_dialog = conversing()
     assert initiator.dirty
     saved = initiator.save()
     assert not initiator.dirty
@@ -647,7 +647,7 @@ def test_a_saved_dialog_continues_after_a_restart() -> None:
     header = send(again).header
     assert (header.number, header.to_broker, header.opening) == (1, THERE, None)
     assert not again.is_idle
-    other_again = dialog(False, unpack(other.save()))
+    other_again = dialog(False, unpack(target_dialog.save()))
     other_again.arrived(header, (Part("t", Content.DATA, b"x"),))
     batch = other_again.batch()
     assert batch is not None
@@ -655,11 +655,11 @@ def test_a_saved_dialog_continues_after_a_restart() -> None:
 
 
 def test_rows_that_are_not_deleted_yet_are_offered_again_after_a_restart() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
-    carry(initiator, other)
-    store(other)
-    (event,) = carry(other, initiator)
+    carry(initiator, target_dialog)
+    store(target_dialog)
+    (event,) = carry(target_dialog, initiator)
     assert not initiator.is_idle
     assert unpack(initiator.save()).base == 0
     initiator.deleted(event)
@@ -733,10 +733,10 @@ def size_of(thing: object, seen: set[int]) -> int:
 
 
 def test_an_acknowledgement_that_says_nothing_new_changes_nothing() -> None:
-    initiator, other = conversing()
+    initiator, target_dialog = conversing()
     initiator.save()
-    other.offer(0, 10)
-    transmission = send(other)
+    target_dialog.offer(0, 10)
+    transmission = send(target_dialog)
     assert initiator.arrived(transmission.header, None) == []
     assert not initiator.dirty
 
@@ -756,37 +756,37 @@ def test_the_token_of_a_message_of_an_earlier_life_is_recalled(
 
 
 def test_kept_fragments_are_not_forgotten_while_something_is_stored() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
-    carry(initiator, other)
+    carry(initiator, target_dialog)
     with pytest.raises(ValueError, match="is being stored"):
-        other.forget_kept()
-    store(other)
-    other.forget_kept()
+        target_dialog.forget_kept()
+    store(target_dialog)
+    target_dialog.forget_kept()
 
 
 def test_the_rest_of_a_partly_stored_run_is_accepted() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     for number in range(3):
         initiator.offer(number, 10)
     first = send(initiator)
-    other.arrived(first.header, bodies(first))
-    store(other)
-    other.arrived(msgspec.structs.replace(first.header, number=1), bodies(first))
-    store(other)
-    assert send(other).header.acknowledgement == Acknowledgement(4)
+    target_dialog.arrived(first.header, bodies(first))
+    store(target_dialog)
+    target_dialog.arrived(msgspec.structs.replace(first.header, number=1), bodies(first))
+    store(target_dialog)
+    assert send(target_dialog).header.acknowledgement == Acknowledgement(4)
 
 
 def test_an_acknowledgement_over_another_link_clears_the_status() -> None:
     """The peer may connect to an instance that cannot connect to it."""
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
-    carry(initiator, other)
-    store(other)
+    carry(initiator, target_dialog)
+    store(target_dialog)
     initiator.offer(1, 10)
     initiator.link_down(0.0, "unreachable")
     assert initiator.status == "unreachable"
-    carry(other, initiator)
+    carry(target_dialog, initiator)
     assert initiator.status == ""
 
 
@@ -804,11 +804,11 @@ def test_a_restart_does_not_shorten_the_pause_before_the_next_attempt(attempts: 
 
 
 def test_a_deletion_before_an_error_that_skips_it_changes_nothing() -> None:
-    initiator, other = dialog(), target()
+    initiator, target_dialog = dialog(), target()
     initiator.offer(0, 10)
-    carry(initiator, other)
-    store(other)
-    (event,) = carry(other, initiator)
+    carry(initiator, target_dialog)
+    store(target_dialog)
+    (event,) = carry(target_dialog, initiator)
     for number in range(1, 4):
         initiator.offer(number, 10)
     initiator.offer(4, 10, Content.ERROR)

@@ -268,10 +268,10 @@ def test_the_ranges_are_those_of_a_set(fragments: list[int]) -> None:
     for fragment in fragments:
         kept = kept.with_fragment(fragment, 1)
         came.add(fragment)
-        assert {place for place in range(41) if kept.has(place)} == came
-        assert [place for first, last in kept.ranges for place in range(first, last + 1)] == sorted(came)
+        assert {number for number in range(41) if kept.has(number)} == came
+        assert [number for first, last in kept.ranges for number in range(first, last + 1)] == sorted(came)
         assert kept.arrived == kept.size == len(came)
-        assert len(kept.ranges) == sum(place - 1 not in came for place in came)
+        assert len(kept.ranges) == sum(number - 1 not in came for number in came)
     assert kept.is_whole is (len(came) == 41)
 
 

@@ -199,8 +199,8 @@ def test_the_chosen_broker_has_claimed_the_role_on_the_highest_timeline(
             assert pair.known.timeline >= before.known.timeline
         if pair.chosen is not None:
             assert pair.statuses[pair.chosen] is BrokerStatus.PRINCIPAL
-            said = pair.role_reports[pair.chosen]
-            assert said.role is Role.PRINCIPAL
-            assert said.system != pair.known.system or said.timeline == pair.known.timeline
+            report = pair.role_reports[pair.chosen]
+            assert report.role is Role.PRINCIPAL
+            assert report.system != pair.known.system or report.timeline == pair.known.timeline
         if before.chosen is not None and pair.chosen == 1 - before.chosen:
             raise AssertionError("it changed over without asking")

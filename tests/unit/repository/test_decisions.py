@@ -139,7 +139,7 @@ def words() -> set[str]:
 @cache
 def constants() -> dict[tuple[str, str], Any]:
     """Return every module constant with a computable value, by file and name."""
-    found = {}
+    values = {}
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]:
         for line in ast.parse(path.read_text()).body:
             if isinstance(line, ast.Assign) and len(line.targets) == 1:
@@ -148,8 +148,8 @@ def constants() -> dict[tuple[str, str], Any]:
                 pairs = zip(target.elts, line.value.elts, strict=False) if together else [(target, line.value)]
                 for name, value in pairs:
                     if isinstance(name, ast.Name) and (told := evaluate(value)) is not None:
-                        found[path.stem, name.id] = told
-    return found
+                        values[path.stem, name.id] = told
+    return values
 
 
 def evaluate(value: ast.expr) -> Any:

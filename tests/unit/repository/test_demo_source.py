@@ -95,9 +95,9 @@ def test_another_file_under_the_name_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(b"a\nb\n")
     known = read_once(path)
-    other = tmp_path / "other"
-    other.write_bytes(b"a\nb\nc\n")
-    other.replace(path)
+    other_file = tmp_path / "other"
+    other_file.write_bytes(b"a\nb\nc\n")
+    other_file.replace(path)
     assert resumed_offset(path, known) == 0
 
 

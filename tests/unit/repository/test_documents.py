@@ -22,7 +22,7 @@ def test_every_file_that_a_document_names_is_there(document: Path) -> None:
     parts = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sql))`", text)  # of the package or the tests
     missing = [name for name in linked if not (document.parent / name).exists()]
     missing += [name for name in named if not (ROOT / name).exists()]
-    missing += [name for name in parts if not any((ROOT / place / name).exists() for place in PLACES)]
+    missing += [name for name in parts if not any((ROOT / folder / name).exists() for folder in PLACES)]
     assert missing == []
 
 

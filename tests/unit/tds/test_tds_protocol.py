@@ -49,12 +49,12 @@ BEGINNINGS = (parse_prelogin, parse_login, parse_batch, all_calls, parse_transac
 
 
 def messages(data: bytes, step: int = 1 << 20, limit: int = 1 << 20) -> list[Message]:
-    reader, found = PacketReader(DEFAULT_PACKET_BYTES, limit), []
+    reader, packets = PacketReader(DEFAULT_PACKET_BYTES, limit), []
     for start in range(0, len(data), step):
         reader.feed(data[start : start + step])
         while (message := reader.next_message()) is not None:
-            found.append(message)
-    return found
+            packets.append(message)
+    return packets
 
 
 # ---------------------------------------------------------------- packets

@@ -101,9 +101,12 @@ def check(refused: TsqlError) -> None:
 
 def translate_or_refuse(text: str, as_expression: bool) -> None:
     try:
-        done = (translate_expression if as_expression else translate)(text, SCOPE)
+        translation = (translate_expression if as_expression else translate)(text, SCOPE)
     except TsqlError as error:
         check(error)
     else:
-        assert done.sql
-        assert all(f"${number}" in done.sql for number in range(1, len(done.parameters) + 1)) or done.before
+        assert translation.sql
+        assert (
+            all(f"${number}" in translation.sql for number in range(1, len(translation.parameters) + 1))
+            or translation.before
+        )

@@ -129,9 +129,9 @@ def test_a_refused_definition_has_sql_servers_numbers(
     db: sb.Database, script: str, numbers: list[int], text: str
 ) -> None:
     error_codes = errors(db, script)
-    assert [one.number for one in error_codes] == numbers
+    assert [error_code.number for error_code in error_codes] == numbers
     assert text.lower() in error_codes[0].text.lower()
-    assert {one.line for one in error_codes} == {1}
+    assert {error_code.line for error_code in error_codes} == {1}
 
 
 def test_catch_handles_the_last_error(db: sb.Database) -> None:

@@ -69,8 +69,8 @@ OFFSETS: dict[str, Any] = {
 
 
 def test_expressions_of_offsets_and_time_zones_return_their_values(db: sb.Database) -> None:
-    found = {text: scalar(db, f"SELECT {text}") for text in OFFSETS}
-    assert {text: repr(value) for text, value in found.items()} == {
+    values = {text: scalar(db, f"SELECT {text}") for text in OFFSETS}
+    assert {text: repr(value) for text, value in values.items()} == {
         text: repr(value) for text, value in OFFSETS.items()
     }
 
