@@ -89,17 +89,18 @@ class Site:
             return self.handles()
         return [handle for (handle,) in rows]
 
-    def state(self) -> object:
-        """Return a digest of the rows that only the action of a person who may act changes."""
+    def state(self) -> set[str]:
+        """Return the rows that only the action of a person who may act changes, as texts."""
         with self._instance.connection() as connection:
-            return execute(
+            rows = execute(
                 connection,
                 "http_fuzzing.state",
-                "select (select count(*) from servicebroker.audit), "
-                "(select md5(string_agg(q::text, ',' order by queue_id)) from servicebroker.queues q), "
-                "(select md5(string_agg(e::text, ',' order by conversation_handle)) "
-                "from servicebroker.conversation_endpoints e where state <> 'CD')",
+                "select 'audit ' || a::text from servicebroker.audit a "
+                "union all select 'queue ' || q::text from servicebroker.queues q "
+                "union all select 'endpoint ' || (to_jsonb(e) - 'dialog_timer')::text "  # a timer fires by itself
+                "from servicebroker.conversation_endpoints e where state <> 'CD'",
             )
+        return {text for (text,) in rows}
 
 
 def fill(instance: sb.Instance) -> None:
