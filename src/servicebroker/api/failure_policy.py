@@ -14,6 +14,8 @@ has rolled the transaction back, or its connection was lost. Then the message is
 remembers the failure. When it receives the message again, it asks the policy, and does not run the procedure
 (decision 66).
 A connection may be lost without a fault of its message: only the second loss in a row is the message's failure.
+If a process died with a message, its supervisor tells the next process, which counts that as a failure
+(`shared/in_progress.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.api.shared import tracing
+from servicebroker.api.shared import in_progress, tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, hold, link_turns
 from servicebroker.engine.conversation.failed_messages import FailureRecord
@@ -165,7 +167,8 @@ class FailureHandler:
         stop = StopDetector(exits=self._exits)
         if failure is None:
             try:
-                turn.run(procedure)
+                with in_progress.noted(self._queue, messages):
+                    turn.run(procedure)
             except BaseException as problem:
                 if stop.is_stop(problem):
                     transaction._rollback_counts = False  # a stop of the process is not a failure of the message
@@ -244,9 +247,13 @@ class FailureHandler:
             del self._pending_failures[next(iter(self._pending_failures))]
 
     def _take_pending(self, messages: list[Message]) -> Exception | None:
-        if not self._pending_failures or len(messages) > 1:
-            return None
-        return self._pending_failures.pop(_key(messages[0]), None)
+        if (
+            self._pending_failures
+            and len(messages) == 1
+            and (failure := self._pending_failures.pop(_key(messages[0]), None))
+        ):
+            return failure
+        return in_progress.take_fatal(messages)
 
     def _succeeded(self, transaction: Transaction, messages: list[Message]) -> None:
         """Delete the failure records of these messages, and defer COMMIT to the next RECEIVE."""

@@ -62,7 +62,9 @@ class ProcessGroup:
         for exited in [process for process in self._processes if process.poll() is not None]:
             self._processes.remove(exited)
             if exited.returncode:
-                _log.error("%s has ended with code %d.", self._name, exited.returncode)
+                _log.error(
+                    "%s has ended with code %d%s.", self._name, exited.returncode, self._describe_end(exited.pid)
+                )
                 self.request_one()
                 self._earliest_start = time.monotonic() + RETRY_PAUSE_S
         missing = self._minimum - self.count - self.to_start
@@ -89,9 +91,20 @@ class ProcessGroup:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
+    def _variables_of_next(self) -> dict[str, str]:
+        """Return environment variables for the next process alone."""
+        return {}
+
+    def _note_start(self, process_id: int) -> None:
+        """Note that the next process was started."""
+
+    def _describe_end(self, process_id: int) -> str:
+        """Return the work of a process that has failed, as the end of a sentence; '' if it is unknown."""
+        return ""
+
     def _start(self) -> None:
         try:
-            environment = self._environment | _watcher.environment()
+            environment = self._environment | _watcher.environment() | self._variables_of_next()
             started = subprocess.Popen(self._command, env=environment, start_new_session=True)
         except OSError as problem:
             _log.error("%s cannot be started, and is tried again in %g seconds: %s", self._name, RETRY_PAUSE_S, problem)
@@ -99,6 +112,7 @@ class ProcessGroup:
             return
         self.to_start -= 1
         self._processes.append(started)
+        self._note_start(started.pid)
         _log.info("%s was started as process %d; %d run.", self._name, started.pid, self.count)
 
 

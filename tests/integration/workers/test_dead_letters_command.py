@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from servicebroker.api.shared import in_progress
 from servicebroker.cli.main import app as command
 from servicebroker.model.poison import error_kind
-from support import ORDER, ORDERS_QUEUE, STOCK_QUEUE, begin, bodies
+from support import ORDER, ORDERS_QUEUE, STOCK_QUEUE, begin, bodies, rolled_back
 
 Run = Callable[..., str]
 GROUPS = [("ValueError: no part *", 3), ("KeyError: *", 1)]
@@ -175,3 +176,22 @@ def test_kinds_are_the_same_in_python_and_sql(database: sb.Database, error: str,
     with database.transaction() as tx:
         text = "select regexp_replace(split_part(%s, E'\\n', 1), %s, '*', 'g')"
         assert tx.connection.execute(text, (error, VARIES_IN_ERRORS)).fetchone() == (kind,)
+
+
+def test_a_message_that_killed_an_earlier_process_counts_as_failed(
+    database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.send_batch(begin(database), ORDER, [b"fatal", b"fine"])
+    with rolled_back(database) as transaction:
+        fatal, _ = transaction.receive(STOCK_QUEUE)
+    key = (fatal.message_sequence_number, fatal.message_type_id, fatal.message_type_name)
+    note = in_progress.NotedMessage(STOCK_QUEUE, str(fatal.conversation_handle), *key)
+    monkeypatch.setattr(in_progress, "_notes", None)
+    in_progress.enable(str(tmp_path / "notes"), json.dumps([note]))
+    handled: list[bytes | None] = []
+    database.process(STOCK_QUEUE, lambda tx, messages: handled.extend(bodies(messages)), poison=lambda _: sb.SetAside())
+    assert handled == [b"fine"]
+    (letter,) = database.set_aside_messages()
+    assert (letter.message_body, letter.failures) == (b"fatal", 1)
+    assert letter.error == "InstanceError: The worker process died while it handled the message."
+    assert in_progress.read_notes(tmp_path / "notes") == []

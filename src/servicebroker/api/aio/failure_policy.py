@@ -13,6 +13,8 @@ has rolled the transaction back, or its connection was lost. Then the message is
 remembers the failure. When it receives the message again, it asks the policy, and does not run the procedure
 (decision 66).
 A connection may be lost without a fault of its message: only the second loss in a row is the message's failure.
+If a process died with a message, its supervisor tells the next process, which counts that as a failure
+(`shared/in_progress.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import psycopg
 
 from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, hold, link_turns
-from servicebroker.api.shared import tracing
+from servicebroker.api.shared import in_progress, tracing
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
@@ -167,7 +169,8 @@ class AsyncFailureHandler:
         stop = StopDetector(exits=self._exits)
         if failure is None:
             try:
-                await turn.run(procedure)
+                with in_progress.noted(self._queue, messages):
+                    await turn.run(procedure)
             except BaseException as problem:
                 if stop.is_stop(problem):
                     transaction._rollback_counts = False  # a stop of the process is not a failure of the message
@@ -248,9 +251,13 @@ class AsyncFailureHandler:
             del self._pending_failures[next(iter(self._pending_failures))]
 
     def _take_pending(self, messages: list[Message]) -> Exception | None:
-        if not self._pending_failures or len(messages) > 1:
-            return None
-        return self._pending_failures.pop(_key(messages[0]), None)
+        if (
+            self._pending_failures
+            and len(messages) == 1
+            and (failure := self._pending_failures.pop(_key(messages[0]), None))
+        ):
+            return failure
+        return in_progress.take_fatal(messages)
 
     async def _succeeded(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
         """Delete the failure records of these messages, and defer COMMIT to the next RECEIVE."""

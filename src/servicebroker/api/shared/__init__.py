@@ -10,6 +10,7 @@ a statement needs no twin, so it is here.
 * `tracing.py`: spans of OpenTelemetry, if the process uses it.
 * `tally.py`: counters of one process, before they are added to the totals of the instance.
 * `polling_mode.py`: decides whether readers poll, or wait for a NOTIFY.
+* `in_progress.py`: the messages that a worker process handles, for its supervisor after a crash.
 * `rate_limit.py`: the messages per second of a worker.
 * `slow_steps.py`: log messages for slow steps of `open`.
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
+from servicebroker.api.shared import in_progress
+from servicebroker.api.shared.in_progress import NotedMessage, read_notes
 from servicebroker.cli import shutdown
 from servicebroker.cli.existing_instance import check_exists
 from servicebroker.cli.health import Health, serve_health
@@ -36,12 +42,65 @@ from servicebroker.cli.options import (
 from servicebroker.cli.programs import POLL_S, ProcessGroup, end
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.workers import Worker
+from servicebroker.overriding import override
 from servicebroker.store.connection import is_url
 
 _SPARE_CONNECTIONS = 4  # beside one for each running handler
 _UNWATCHED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}  # beside those that begin with a dot
 
+_MAX_FATAL = 100  # messages that the next process is told of
+
 _log = logging.getLogger("servicebroker.worker")
+
+
+class WorkerProcesses(ProcessGroup):
+    """Processes of `--processes`, whose messages in progress are known after they have died.
+
+    A message is fatal if it was the only one in progress, or in progress at two deaths. The next process counts a
+    failure of it, instead of running its handler again.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._folder = TemporaryDirectory(prefix="servicebroker-worker-")
+        self._files: dict[int, Path] = {}  # of the messages in progress, by process id
+        self._numbers = count()
+        self._next_file = Path()
+        self._deaths: Counter[NotedMessage] = Counter()
+        self._fatal: list[NotedMessage] = []  # to tell the next process
+
+    def close(self) -> None:
+        """Remove the files of messages in progress. The processes have ended."""
+        self._folder.cleanup()
+
+    @override
+    def _variables_of_next(self) -> dict[str, str]:
+        self._next_file = Path(self._folder.name, str(next(self._numbers)))
+        return {
+            in_progress.FILE_VARIABLE: str(self._next_file),
+            in_progress.FATAL_VARIABLE: json.dumps(self._fatal[-_MAX_FATAL:]),
+        }
+
+    @override
+    def _note_start(self, process_id: int) -> None:
+        self._files[process_id] = self._next_file
+        self._fatal = []
+
+    @override
+    def _describe_end(self, process_id: int) -> str:
+        file = self._files.pop(process_id, None)
+        notes = read_notes(file) if file else []
+        if file:
+            file.unlink(missing_ok=True)
+        if len(self._deaths) > _MAX_FATAL:
+            self._deaths.clear()
+        self._deaths.update(notes)
+        self._fatal += [note for note in notes if len(notes) == 1 or self._deaths[note] > 1]
+        if not notes:
+            return ""
+        deaths = max(self._deaths[note] for note in notes)
+        others = f" and {len(notes) - 1} more" if len(notes) > 1 else ""
+        return f" while it handled {notes[0]}{others}, death {deaths} with it"
 
 
 def worker(
@@ -78,6 +137,8 @@ def worker(
             _supervise(target, processes, patience, stop_requested, kill_requested, probes, instance, reloads=reload)
         return
     workers = find_workers(target)
+    if file := os.environ.pop(in_progress.FILE_VARIABLE, ""):  # not for processes that a handler starts
+        in_progress.enable(file, os.environ.pop(in_progress.FATAL_VARIABLE, ""))
     shutdown.at_signal(stop_requested.set, shutdown.kill_all, timeout_s=patience)
     connections = sum(worker.concurrency or concurrency for worker in workers) + _SPARE_CONNECTIONS
     with serve_health(health, stop_requested.is_set) as probes:
@@ -180,7 +241,7 @@ def _supervise(
     command = [sys.executable, "-m", "servicebroker.cli.main", *_child_options(), "--processes", "1"]
     probes.begin(instance if is_url(instance) else None)
     while not stop_requested.is_set():
-        children = ProcessGroup(f"The worker {target}", command, {HEALTH_VARIABLE: ""}, processes, processes)
+        children = WorkerProcesses(f"The worker {target}", command, {HEALTH_VARIABLE: ""}, processes, processes)
         probes.is_working = partial(_are_all_running, children, processes)
         files_at_start = dict(_file_times()) if reloads else {}
         try:
@@ -190,6 +251,7 @@ def _supervise(
                 stop_requested.wait(POLL_S)
         finally:
             end([children], timeout_s, kill_requested.is_set)
+            children.close()
         if not stop_requested.is_set():
             _log.info("A file has changed: the worker %s restarts.", target)
 

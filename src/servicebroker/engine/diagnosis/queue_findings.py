@@ -118,7 +118,8 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
         yield Finding(
             subject,
             f"Nobody receives: {waits}.",
-            "Start the program that reads it, or give the queue an activation procedure.",
+            "Start the program that reads it, or give the queue an activation procedure. If the program dies "
+            "each time, a message may kill it: its log, or servicebroker poison inspect, shows which one.",
         )
     elif queue.tasks == 0 and queue.monitor in _WITHOUT_RECEIVE and queue.activated_at is not None:
         is_over = now - queue.activated_at > UNEXPLAINED_WAIT
