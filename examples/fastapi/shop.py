@@ -12,6 +12,7 @@ A request that times out undoes nothing: the worker goes on, and the answer is k
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 
 import servicebroker as sb
 
+log = logging.getLogger("shop")
 PATIENCE_S = 10.0  # a request waits so long for the answer
 KEPT_S = 3600.0  # an answer that comes later is kept so long for who asks for it
 
@@ -88,7 +90,8 @@ async def answer(handle: UUID, request: Request, response: Response) -> dict[str
     try:
         return await told(db.wait_for_answer(handle, timeout=PATIENCE_S), response)
     except sb.BrokerError as refused:
-        raise HTTPException(404, f"There is no such order, or its answer was given: {refused}") from None
+        log.info("The answer to %s was not found: %s", handle, refused)
+        raise HTTPException(404, "There is no such order, or its answer was given.") from None
 
 
 async def told(asked: Awaitable[sb.Message], response: Response) -> dict[str, str]:
@@ -99,7 +102,8 @@ async def told(asked: Awaitable[sb.Message], response: Response) -> dict[str, st
         response.status_code = 202
         return {"order": str(late.handle)}
     except sb.RequestError as failed:
-        raise HTTPException(502, f"The stock has refused the order: {failed.description}") from None
+        log.error("The stock has refused an order: %s", failed)
+        raise HTTPException(502, "The stock has refused the order.") from None
     return {"order": str(answered.conversation_handle), "answer": (answered.message_body or b"").decode()}
 
 

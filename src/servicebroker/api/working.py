@@ -54,6 +54,7 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
         worker.check(is_async=IS_ASYNC)
         queue = database._find(worker.queue)
         worker.check_handles(database._do(database.engine.find_expected_types(queue.queue_id)))
+    for worker in workers:  # after all checks: a refused start stores no schedule
         for name, schedule in worker.schedules.items():
             with database.transaction() as transaction:
                 transaction.run(KeepSchedule(worker.queue, name, schedule))

@@ -254,6 +254,11 @@ class Worker:
         return function
 
     @property
+    def has_handlers(self) -> bool:
+        """False if neither a message type nor a schedule has a handler: with `answers_ends` such a worker runs."""
+        return bool(self._handlers or self._schedules)
+
+    @property
     def is_async(self) -> bool:
         """True if its handlers are coroutine functions."""
         scheduled = (each.handler for each in self._schedules.values())
@@ -263,14 +268,15 @@ class Worker:
         """Refuse a worker that cannot run here.
 
         Raises:
-            BrokerError: 402 it has no handler, handlers or middleware of the other kind, or an annotation that messages
-                of the type cannot be read as.
+            BrokerError: 402 it has no handler and not `answers_ends`, handlers or middleware of the other kind, or an
+                annotation that messages of the type cannot be read as.
         """
-        if not self._handlers and not self._schedules:
-            raise BrokerError(402, "worker", "one without handlers", 'given one: @worker.on("//shop/Order")')
-        if self.is_async != is_async:
+        worker = f"the worker of {self.queue}"
+        if not self.has_handlers and not self.answers_ends:
+            raise BrokerError(402, worker, "one without handlers", 'given one: @worker.on("//shop/Order")')
+        if self.has_handlers and self.is_async != is_async:
             kinds = "functions", "coroutine functions (async def)"
-            raise BrokerError(402, "worker", f"one of {kinds[self.is_async]}", f"one of {kinds[is_async]} here")
+            raise BrokerError(402, worker, f"one of {kinds[self.is_async]}", f"one of {kinds[is_async]} here")
         if not is_async and any(middleware.is_async for middleware in self._middleware):
             raise BrokerError(402, "middleware", "an async generator function", "a plain one, as the handlers are")
         for message_type, handler in self._handlers.items():

@@ -136,10 +136,10 @@ def test_bodies_are_exported_and_letters_discarded(run: Run, letters: list[int],
     assert target.read_bytes() == b"2" == run("export", letters[1]).encode()
     run("export", "--type", ORDER, "--to", tmp_path / "all")
     assert sorted(int(file.name) for file in (tmp_path / "all").iterdir()) == letters
-    run("discard", letters[0])
+    assert "is still open, and its sender is not told.\n  next: servicebroker poison end" in run("discard", letters[0])
     run("discard", "--error", "no part", typed="n\n", code=1)
     assert "2 dead letters will be lost" in run("discard", "--error", "no part", typed="y\n")
-    run("discard", "--all", "--yes")
+    assert "has ended with the error 127" in run("discard", "--all", "--yes", "--end")
     assert run("discard", "--all") == "No dead letters.\n"
 
 

@@ -18,7 +18,18 @@ import servicebroker.testing as double
 from servicebroker.api.working import _handle
 from servicebroker.model.handlers.schedules import Schedule
 from servicebroker.operations.schedules import KeepSchedule, TakeTurn
-from support import ORDER, STOCK_QUEUE, Clock, begin, define_standard_set, eventually, in_thread, query, refused
+from support import (
+    ORDER,
+    ORDERS_QUEUE,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    define_standard_set,
+    eventually,
+    in_thread,
+    query,
+    refused,
+)
 
 FIVE_MINUTES = timedelta(minutes=5)
 
@@ -193,6 +204,14 @@ def test_a_drop_waits_for_the_turn(database: sb.Database, clock: Clock) -> None:
         assert transaction.run(TakeTurn(message.conversation_handle)) is not None
     dropping.result(10)
     assert database.schedules() == []
+
+
+def test_a_refused_start_stores_no_schedule(course: ScheduleBed) -> None:
+    worker = stock_worker()
+    worker.every("@hourly", name="job")(lambda tx, at: None)
+    with refused(402, "one without handlers"), course.database.working(worker, sb.Worker(ORDERS_QUEUE)):
+        raise AssertionError("it has started")
+    assert course.database.schedules() == []
 
 
 def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: ScheduleBed) -> None:

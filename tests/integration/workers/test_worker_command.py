@@ -177,7 +177,11 @@ def test_processes_end_with_a_command_that_is_killed(
         ("x = 1", "app", "The module 'app' has no worker. Make one there"),
         ("x = 1 / 0", "app:stock", "'app' cannot be imported (ZeroDivisionError: division by zero)."),
         (APP.replace("StockQueue", "Nowhere"), "app", "Cannot find the queue 'Nowhere'"),
-        ("import servicebroker as sb\nstock = sb.Worker('StockQueue')", "app", "one without handlers"),
+        (
+            "import servicebroker as sb\nstock = sb.Worker('StockQueue')",
+            "app",
+            "worker of StockQueue is one without",
+        ),
         (APP + "\nother = sb.Worker('OrdersQueue')\n@other.on()\nasync def f(tx, m): ...", "app", "of both forms"),
     ],
 )

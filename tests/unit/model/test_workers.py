@@ -42,6 +42,13 @@ def test_give_up_after_does_not_retry_a_permanent_error(error: Exception) -> Non
     assert not failure(ValueError(), 1).is_permanent
 
 
+def test_a_worker_that_only_answers_ends_needs_no_handler() -> None:
+    for is_async in (False, True):
+        sb.Worker("OrderQueue", groups=50, answers_ends=True).check(is_async=is_async)
+        with refused(402, "the worker of OrderQueue is one without handlers"):
+            sb.Worker("OrderQueue", groups=50).check(is_async=is_async)
+
+
 def test_a_pause_doubles_up_to_a_minute() -> None:
     policy = sb.give_up_after(1_000_000, pause=10)
     assert [policy(failure(ValueError(), count)).after for count in (1, 2, 3, 4, 9_999)] == [10, 20, 40, 60, 60]

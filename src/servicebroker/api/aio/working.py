@@ -53,6 +53,7 @@ async def working(database: AsyncDatabase, workers: Sequence[Worker], concurrenc
         worker.check(is_async=IS_ASYNC)
         queue = await database._find(worker.queue)
         worker.check_handles(await database._do(database.engine.find_expected_types(queue.queue_id)))
+    for worker in workers:  # after all checks: a refused start stores no schedule
         for name, schedule in worker.schedules.items():
             async with database.transaction() as transaction:
                 await transaction.run(KeepSchedule(worker.queue, name, schedule))

@@ -10,10 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
+from uuid import UUID
 
 import typer
 
 from servicebroker.api.database import Database
+from servicebroker.cli.audited_act import audited_transaction
 from servicebroker.cli.completion import complete_queue, complete_service
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
@@ -21,12 +23,15 @@ from servicebroker.cli.output import say, say_block, say_bytes, say_json
 from servicebroker.cli.printable_text import shown_body
 from servicebroker.cli.tables import Listing, show_rows
 from servicebroker.engine.conversation import failed_messages
+from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES, OMITTED, Omitted
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.named_files import read_argument, read_file, read_standard_input
 from servicebroker.model.poison import SetAsideMessage
 from servicebroker.model.wording import counted
 
+END_ERROR = 127  # the number of the error of --end, as of `poison end`
+MAX_LISTED_CONVERSATIONS = 10  # each is a line with its command
 PAGE_SIZE = 100  # messages of one query, whose bodies are in memory at the same time
 
 app = typer.Typer(
@@ -254,20 +259,48 @@ def discard(
     queue: QueueOption = None,
     message_type: TypeOption = None,
     error: ErrorOption = None,
+    end: Annotated[
+        bool,
+        typer.Option("--end", help="Also end the conversation of each with an error, which its sender gets."),
+    ] = False,
+    description: Annotated[
+        str, typer.Option(metavar="TEXT", help="With --end: the text of the error.")
+    ] = "Unable to process message.",
     yes: Annotated[bool, typer.Option("--yes", help="With a filter: do not ask for confirmation.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Delete dead letters."""
+    """Delete dead letters. Without --end their conversations stay open, and the senders are not told."""
     _check_choice(numbers, every, queue, message_type, error)
     with open_database(instance, database) as opened:
         matching = _matching_numbers(opened, numbers, queue, message_type, error)
         if not numbers and matching and not yes:
             typer.confirm(f"{counted(len(matching), 'dead letter')} will be lost. Go on?", abort=True)
+        left_open: set[UUID] = set()
         for number in matching:
+            handle = _find(opened, number).conversation_handle
             opened.discard_message(number)
             say(f"Dead letter {number} is discarded.")
+            is_open = handle in opened._do(poison_report.open_conversations(opened.database_id, [handle]))
+            if is_open and end:
+                _end(opened, handle, description)
+            elif is_open:
+                left_open.add(handle)
     if not matching:
         say("No dead letters.")
+    for handle in sorted(left_open)[:MAX_LISTED_CONVERSATIONS]:
+        say(f"Conversation {handle} is still open, and its sender is not told.")
+        say(f"  next: servicebroker poison end {handle} --database {database}")
+    if len(left_open) > MAX_LISTED_CONVERSATIONS:
+        say(f"{len(left_open) - MAX_LISTED_CONVERSATIONS} more conversations are still open. discard --end ends them.")
+
+
+def _end(database: Database, handle: UUID, description: str) -> None:
+    """End a conversation with an error, which its sender gets."""
+    with audited_transaction(
+        database, "END CONVERSATION WITH ERROR", handle, code=END_ERROR, text=description
+    ) as transaction:
+        transaction.end_conversation(handle, error=(END_ERROR, description))
+    say(f"The conversation {handle} has ended with the error {END_ERROR}.")
 
 
 def _check_choice(

@@ -142,7 +142,7 @@ def worker(
     shutdown.at_signal(stop_requested.set, shutdown.kill_all, timeout_s=patience)
     connections = sum(worker.concurrency or concurrency for worker in workers) + _SPARE_CONNECTIONS
     with serve_health(health, stop_requested.is_set) as probes:
-        if workers[0].is_async:
+        if any(worker.is_async for worker in workers):
             unopened = AsyncInstance(instance, connections=connections, keys=keys)
             asyncio.run(_run_async(unopened, database, workers, concurrency, stop_requested, probes))
             return
@@ -204,7 +204,7 @@ def find_workers(target: str) -> list[Worker]:
             f"The module '{module_or_file}' has no worker. "
             'Make one there: stock = servicebroker.Worker("StockQueue").'
         )
-    if len({worker.is_async for worker in workers}) > 1:
+    if len({worker.is_async for worker in workers if worker.has_handlers}) > 1:
         raise InstanceError(
             f"The module '{module_or_file}' has workers of both forms, async def and def: run each by name, "
             f"{module_or_file}:NAME."

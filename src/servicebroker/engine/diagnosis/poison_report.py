@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -131,6 +132,11 @@ def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
     if not rows:
         raise BrokerError(8426, handle)
     return str(rows[0][0])
+
+
+def open_conversations(database_id: int, handles: Iterable[UUID]) -> Steps[list[UUID]]:
+    """Return those of the handles whose conversation has not ended on this side."""
+    return [handle for (handle,) in (yield SQL("open_conversations", (database_id, list(handles))))]
 
 
 def forget_failures(queue_id: int) -> Steps[int]:

@@ -14,6 +14,10 @@ select postgres_schema, postgres_name from servicebroker.queues where queue_id =
 select q.schema_name || '.' || q.name from servicebroker.conversation_endpoints e
 join servicebroker.queues q using (queue_id) where e.conversation_handle = $2 and e.database_id = $1
 
+-- name: open_conversations
+select conversation_handle from servicebroker.conversation_endpoints
+where database_id = $1 and conversation_handle = any($2::uuid[]) and state <> 'CD'
+
 -- name: forget_failures.delete_failed_messages
 delete from servicebroker.failed_messages where queue_id = $1 returning true
 
