@@ -81,6 +81,9 @@ def check_handles(handles: object) -> None:
         seen.add(handle)
 
 
+_CODEC_HINT = 'To send other objects, register a codec of the message type: @sb.codec("//shop/Order").'
+
+
 def stored_body(body: Body | Omitted | None, maximum: int = MAX_BODY_BYTES) -> bytes | None:
     """Return the bytes to store: None for an omitted or empty body; a str as UTF-8.
 
@@ -98,7 +101,7 @@ def stored_body(body: Body | Omitted | None, maximum: int = MAX_BODY_BYTES) -> b
             raise BrokerError(402, "the message body", "a str that UTF-8 cannot carry", "bytes or str")
         body = body.encode()
     elif not isinstance(body, (bytes, bytearray, memoryview)):
-        raise BrokerError(402, "the message body", type(body).__name__, "bytes or str")
+        raise BrokerError(402, "the message body", type(body).__name__, "bytes or str", hint=_CODEC_HINT)
     if memoryview(body).nbytes > maximum:  # before copying it
         raise BrokerError(8459, maximum)
     return bytes(body) or None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from servicebroker.model.errors import BrokerError
@@ -194,3 +195,11 @@ def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:
         candidate = name.encode()[:room].decode(errors="ignore") + "_" + digest
         attempt += "'"
     return candidate
+
+
+def advise_contract(contract: str, suitable: Sequence[str]) -> str:
+    """Return the hint of 8431: the contract of the conversation, and up to three contracts with the message type."""
+    named = "DEFAULT, since its BEGIN DIALOG named none" if contract == DEFAULT else f"'{contract}'"
+    others = " or ".join(f"'{name}'" for name in suitable[:3])
+    advice = f"Begin it with contract {others}, which has the type." if others else "No contract has the type."
+    return f"The contract of this conversation is {named}. {advice}"

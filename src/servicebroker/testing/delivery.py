@@ -121,7 +121,11 @@ def _refuse(endpoint: Endpoint, message_type: str, session: Session, until: date
     """Raise the errors of the sender's own side: state first, then message type, direction and delay."""
     after(at(endpoint.state, endpoint.lifetime, session.now), Event.SEND)
     if message_type not in endpoint.contract.usages:
-        raise BrokerError(8431 if message_type in endpoint.broker.message_types else 8428, message_type)
+        if message_type not in endpoint.broker.message_types:
+            raise BrokerError(8428, message_type)
+        contracts = endpoint.broker.contracts.values()
+        suitable = sorted(contract.name for contract in contracts if message_type in contract.usages)
+        raise BrokerError(8431, message_type, hint=names.advise_contract(endpoint.contract.name, suitable))
     if not endpoint.contract.allows(message_type, initiator=endpoint.is_initiator):
         raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
     if until is not None and until > endpoint.lifetime:

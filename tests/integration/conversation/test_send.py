@@ -277,7 +277,7 @@ def test_the_message_type_must_exist_and_be_allowed_for_the_sender(database: sb.
     for _ in range(2):  # looked up, and cached
         with refused(8428, "//no/type"):
             database.send(initiator, "//no/type", b"")
-        with refused(8431, "//test/Foreign"):
+        with refused(8431, "//test/Foreign", "The contract of this conversation is '", "No contract has the type."):
             database.send(initiator, "//test/Foreign", b"")
         with refused(8432, REPLY):
             database.send(initiator, REPLY, b"")

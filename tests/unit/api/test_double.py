@@ -599,3 +599,13 @@ def test_each_verb_that_reads_finds_what_is_due(verb: str, due: str) -> None:
     assert not READS[verb](database)
     clock.jump(seconds=1)
     assert READS[verb](database) == ([] if verb == "get" else [handle])
+
+
+def test_a_message_type_of_another_contract_names_both() -> None:
+    with double.open() as instance:
+        database = define_standard_set(instance.database("Test", create=True))
+        handle = database.begin_dialog(ORDERS, STOCK)
+        with refused(8431, f"is DEFAULT, since its BEGIN DIALOG named none. Begin it with contract '{CONTRACT}'"):
+            database.send(handle, ORDER, b"x")
+        with refused(402, "is set; it must be bytes or str. To send other objects, register a codec"):
+            database.send(handle, sb.DEFAULT, {1})

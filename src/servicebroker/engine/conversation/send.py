@@ -27,6 +27,7 @@ from servicebroker.engine.delivery.parking import park
 from servicebroker.engine.security.authorization import authorize, conversation, refused_arrival
 from servicebroker.model.arguments import MAX_BODY_BYTES
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.names import advise_contract
 from servicebroker.model.rejection import Rejection, on_both_sides
 from servicebroker.model.security.permissions import DBO_ID
 from servicebroker.model.states import Event, after
@@ -562,8 +563,11 @@ def check_own_side(catalog: Catalog, endpoint: Endpoint, message_type: str, now:
     after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
-        rows = yield SQL("check_own_side.find_message_types", (endpoint.database_id, message_type))
-        raise BrokerError(8431 if rows else 8428, message_type)
+        contract_id = endpoint.service_contract_id
+        rows = yield SQL("check_own_side.find_message_types", (endpoint.database_id, message_type, contract_id))
+        if not rows:
+            raise BrokerError(8428, message_type)
+        raise BrokerError(8431, message_type, hint=advise_contract(*rows[0]))
     if not _is_allowed(usages, endpoint.is_initiator, message_type):
         raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
     if endpoint.retains and not endpoint.is_queue_enabled:
