@@ -1,6 +1,7 @@
 """A hook of mkdocs: what a page of the site shows beside its Markdown.
 
 - Decisions and reports are for those who change the product: the search does not lead to them.
+- `SEARCH_WORDS` are words of the field that lead to a page, whether or not its text has them.
 - `<!-- setup: shop -->`, which tests run before a page, becomes a block that a reader opens and pastes. So a page is
   complete as it is shown.
 - `CHANGELOG.md` is a page, and `<!-- version -->` names the version with a link to it.
@@ -30,6 +31,19 @@ NOT_SEARCHED = (
     "reference/licences.md",
 )
 
+SEARCH_WORDS = {
+    "how-to/bodies.md": ["json", "serializer", "pydantic", "dataclass"],
+    "how-to/coming-from.md": ["ack", "nack", "exchange", "revoke", "max length", "signal", "workflow id", "prefetch"],
+    "how-to/dashboard.md": ["dashboard", "flower", "management ui", "web ui"],
+    "how-to/dead-letters.md": ["failed task", "failed job", "requeue", "redrive", "set aside"],
+    "how-to/fan-out.md": ["publish subscribe", "pubsub", "fan-out", "fanout", "broadcast", "topic", "chord", "fan-in"],
+    "how-to/retry.md": ["backoff", "jitter", "max retries", "time limit"],
+    "how-to/stuck.md": ["queue without reader", "stuck", "not delivered"],
+    "how-to/workers.md": ["long running", "rate limit", "consumer", "middleware"],
+    "stories/applications.md": ["saga"],
+}
+"""Words of the field that lead to a page first. The search treats them as tags, which weigh more than titles."""
+
 _SCREEN = re.compile(r"<!-- screen: ([\w-]+), (.+?) -->")
 _SETUP = re.compile(r"^<!-- setup(?:: (?P<named>\w+) -->|\n(?P<text>.*?)^-->)$", re.MULTILINE | re.DOTALL)
 
@@ -45,6 +59,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
     """Return the page with its setup as a block to open, and with the pictures that are there."""
     if page.file.src_uri.startswith(NOT_SEARCHED):
         page.meta["search"] = {"exclude": True}
+    if words := SEARCH_WORDS.get(page.file.src_uri):
+        page.meta["tags"] = words
     up = "../" * page.file.src_uri.count("/")
 
     def picture(found: re.Match[str]) -> str:

@@ -9,6 +9,7 @@ The rules: docs/reference/rules.md#automatic-poison-detection.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -262,23 +263,38 @@ Policy: TypeAlias = Callable[[Failure], Verdict]
 """A retry policy: a function of a `Failure` that returns a `Verdict`. If it raises, the default policy decides."""
 
 
-def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: float = 0.0) -> Policy:
+def give_up_after(
+    failures: int = 3, verdict: Verdict | None = None, *, pause: float = 0.0, jitter: float = 0.0
+) -> Policy:
     """Return the retry policy that retries a message and, after more than `failures` failures, returns `verdict`.
 
     The default verdict is END CONVERSATION WITH ERROR 500. The first retry comes after `pause` seconds, and each pause
     is twice the one before, at most a minute. With 0 all retries are immediate. A failure that no retry can cure
     (`Failure.is_permanent`) gets the verdict at once.
+
+    With `jitter` each pause is shortened by up to this share of it (0 to 1), differently for each message and try. So
+    messages that failed together are not retried together.
     """
     check_count("failures", failures)
     check_wait(pause)
+    if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter <= 1:
+        raise BrokerError(402, "jitter", short_repr(jitter), "a share of the pause, from 0 to 1")
     last = EndWithError() if verdict is None else checked_verdict(verdict)
 
     def judge(failure: Failure) -> Verdict:
         if failure.count > failures or failure.is_permanent:
             return last
-        return Retry(min(pause * 2.0 ** min(failure.count - 1, _MAX_DOUBLINGS), max(pause, MAX_BACKOFF_S)))
+        after = min(pause * 2.0 ** min(failure.count - 1, _MAX_DOUBLINGS), max(pause, MAX_BACKOFF_S))
+        return Retry(after * (1 - jitter * _spread(failure)) if jitter else after)
 
     return judge
+
+
+def _spread(failure: Failure) -> float:
+    """Return a number from 0 to 1 that differs for each message and try. It is a hash, so that tests repeat it."""
+    message = failure.message
+    text = f"{message.conversation_handle} {message.message_sequence_number} {failure.count}"
+    return zlib.crc32(text.encode()) / 2**32
 
 
 def checked_verdict(verdict: object) -> Verdict:

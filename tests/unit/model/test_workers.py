@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -40,6 +42,19 @@ def test_give_up_after_does_not_retry_a_permanent_error(error: Exception) -> Non
     assert sb.give_up_after(3)(failure(error, 1)) == sb.EndWithError()
     assert failure(error, 1).is_permanent
     assert not failure(ValueError(), 1).is_permanent
+
+
+def test_jitter_shortens_the_pauses_of_messages_differently() -> None:
+    policy = sb.give_up_after(3, pause=10, jitter=0.5)
+    messages = [SimpleNamespace(conversation_handle=UUID(int=n), message_sequence_number=0) for n in range(50)]
+    pauses = {policy(replace(failure(ValueError(), 1), message=message)).after for message in messages}
+    assert len(pauses) == 50
+    assert min(pauses) < 6
+    assert max(pauses) > 9
+    assert all(5 <= pause <= 10 for pause in pauses)
+    for wrong in (-0.1, 1.1, True, "1"):
+        with refused(402, "jitter"):
+            sb.give_up_after(3, jitter=wrong)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_only_answers_ends_needs_no_handler() -> None:
