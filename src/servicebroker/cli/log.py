@@ -33,6 +33,7 @@ MAX_KINDS = 500  # counted separately in one interval: bounds memory
 BROKER_LOG = "servicebroker.broker"  # the logger of broker/journal.py, whose records peers cause
 PEER_LOGS = (BROKER_LOG, "servicebroker.tds")  # their records with fields are caused by peers
 LIBRARIES = ("asyncio", "uvicorn")  # libraries that serve peers: their lines are limited, too
+POOL_LOG = "psycopg.pool"  # the logger of psycopg_pool
 _MAX_LINE_CHARACTERS = 10_000
 _MAX_KIND_CHARACTERS = 100  # lines of a library with the same first 100 characters are of one kind
 
@@ -49,10 +50,16 @@ def log_to_standard_error(*, as_json: bool) -> None:
     atexit.register(repeats.report_left_out)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("servicebroker").setLevel(logging.INFO)
+    logging.getLogger(POOL_LOG).addFilter(_is_news_of_pool)
     logging.captureWarnings(True)
     if as_json:
         redirect_errors(logging.getLogger("servicebroker").error)
         shutdown.log_in_json()
+
+
+def _is_news_of_pool(record: logging.LogRecord) -> bool:
+    """Return False for the warning that the pool replaces a closed connection, which needs nothing."""
+    return not record.getMessage().startswith("discarding closed connection")
 
 
 def log_errors_in_json() -> None:

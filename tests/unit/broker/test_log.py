@@ -51,6 +51,13 @@ def test_a_repeated_line_is_told_once_and_counted(captured_log: io.StringIO) -> 
     assert len(lines(captured_log)) == 4
 
 
+def test_a_replaced_connection_is_not_told(captured_log: io.StringIO) -> None:
+    pool = logging.getLogger("psycopg.pool")
+    pool.warning("discarding closed connection: %s", "<DirectConnection [BAD]>")
+    pool.warning("error connecting in %r: %s", "pool-1", "refused")
+    assert [line.partition("WARNING ")[2] for line in lines(captured_log)] == ["error connecting in 'pool-1': refused"]
+
+
 def test_lines_that_differ_are_bounded_too(captured_log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 60)
     (repeats,) = logging.getLogger().handlers[0].filters
