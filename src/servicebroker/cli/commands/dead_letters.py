@@ -89,7 +89,7 @@ def list_(
     if as_json:
         say_json({"messages": [letter._asdict() for letter in page], "more": has_more})
         return
-    table = Listing("number", "dead since (UTC)", "queue", "type", "sender's handle", "failed", "error", right=(0, 5))
+    table = Listing("number", "dead since (UTC)", "queue", "type", "failed", "error", right=(0, 4))
     for letter in page:
         first_line = letter.error.partition("\n")[0]
         table.row(
@@ -97,7 +97,6 @@ def list_(
             f"{letter.set_aside_at:%Y-%m-%d %H:%M:%S}",
             letter.queue,
             letter.message_type_name,
-            letter.far_handle or "",
             letter.failures,
             first_line,
         )
