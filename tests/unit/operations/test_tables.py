@@ -22,7 +22,7 @@ def test_a_pipe_gets_whole_names_without_colours(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     show_rows(listing(), "No queues yet.")
-    assert capsys.readouterr().out.splitlines()[-2].split() == [NAME, "OFF", "CO", "1,200", "ER", "1"]
+    assert capsys.readouterr().out.splitlines()[-2].split() == [NAME, "OFF", "1,200", "conversing,", "1", "error"]
     show_rows(Listing("queue"), "No queues yet.")
     assert capsys.readouterr().out == "No queues yet.\n"
 

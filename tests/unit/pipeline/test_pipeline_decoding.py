@@ -588,7 +588,7 @@ def test_a_record_that_may_hold_itself_is_read():
         ({"format_": "xml", "columns": [Column("x", "string", source=("a", "b"))]}, "is one text"),
         ({"format_": "avro", "schema": json.dumps(AVRO).encode(), "columns": [Column("x", "string")]}, "no field 'x'"),
         ({"format_": "avro", "schema": b"{"}, "not an Avro schema"),
-        ({"format_": "avro", "schema": b'"string"'}, "of a record"),
+        ({"format_": "avro", "schema": b'"string"'}, "must describe a record"),
         ({"format_": "avro", "schema": b'{"type": "record", "name": "A", "fields": [{"name": "x", "type": '
           b'{"type": "array", "items": "null"}}]}'}, "any length"),
         ({"format_": "avro", "schema": json.dumps(_empties("E")).encode()}, "any length"),

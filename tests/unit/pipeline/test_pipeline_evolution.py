@@ -234,7 +234,7 @@ def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch
 def test_an_impossible_rebuild_is_refused_and_changes_nothing(tmp_path):
     pipe = pipeline(tmp_path, bronze="", unconfigured="quarantine")
     land(pipe, "q", 0, batch(order(1), order(2)))
-    with pytest.raises(InstanceError, match="from a bronze table"):
+    with pytest.raises(InstanceError, match="from the bronze table"):
         rebuild(pipe, "orders")
     late = pipeline(tmp_path)
     with pytest.raises(InstanceError, match="There is no bronze table yet"):

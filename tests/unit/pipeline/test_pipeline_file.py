@@ -187,7 +187,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('id = "long"', 'id = "long"\nID = "long"', 28, "'id' is there twice"),
         ('format = "json"', 'format = "json"\nregistry = "http://registry"\nencoding = "latin-1"', 21, "only text has"),
         ('format = "binary"', 'format = "avro"\nschema = "none.avsc"', 37, "cannot be read"),
-        ('format = "binary"', 'format = "avro"\nschema = "\\u0000"', 37, "cannot be read: embedded null byte"),
+        ('format = "binary"', 'format = "avro"\nschema = "\\u0000"', 37, "cannot be read: No file can have this name"),
         ('format = "binary"', 'format = "text"\ncolumns = 5', 37, "'columns' must be a table"),
         ("[[queue]]", "[queue]", 6, ""),
         ('[message.columns]\nid = "long"\nnote = "string?"', "[other]", 28, "there is no key 'other'"),

@@ -21,6 +21,7 @@ from uuid import UUID
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.model.named_files import read_file
 from servicebroker.overriding import override
 
 FILE_VARIABLE = "SERVICEBROKER_IN_PROGRESS"  # the file for the messages in progress
@@ -126,7 +127,7 @@ def notes_in(text: bytes) -> list[NotedMessage]:
 def read_notes(file: Path) -> list[NotedMessage]:
     """Return the messages that a process which has died had in progress."""
     try:
-        return notes_in(file.read_bytes())
+        return notes_in(read_file(file))
     except OSError:
         return []
 
