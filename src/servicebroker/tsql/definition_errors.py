@@ -242,6 +242,13 @@ _RULES = (
         4922,
     ),
     _Rule(
+        "42P16",
+        "ALTER TABLE .* ALTER COLUMN",
+        'column "(.+)" is in a primary key',
+        4922,
+        "ALTER TABLE ALTER COLUMN {0} failed because one or more objects access this column.",
+    ),
+    _Rule(
         "54011",
         _TABLES,
         "",

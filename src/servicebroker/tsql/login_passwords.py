@@ -10,6 +10,7 @@ import os
 from typing import NamedTuple
 
 from servicebroker.engine.security.logins import PUBLIC_LOGIN_ID
+from servicebroker.model.errors import BrokerError
 from servicebroker.store.keys.sealing import SALT_BYTES, SCRYPT_BLOCK, derive_key
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
@@ -55,13 +56,22 @@ def _hash(password: str, cost: int, salt: bytes) -> str:
 
 
 def set_password(name: str, password: str) -> Steps[None]:
-    """Store the password of a login, or of sa."""
-    yield SQL("set_password", (name, hash_password(password)))
+    """Store the password of a login, or of sa.
+
+    Raises:
+        BrokerError: 15151 there is no such login, for instance because another session has dropped it.
+    """
+    if name.lower() == SA:
+        yield SQL("set_password.set_sa", (hash_password(password),))
+        return
+    rows = yield SQL("set_password", (name, hash_password(password)))
+    if not rows:
+        raise BrokerError(15151, "alter", "login", name)
 
 
-def forget_password(name: str) -> Steps[None]:
+def forget_password_of_sa() -> Steps[None]:
     """Delete the password of sa, so that it cannot sign in."""
-    yield SQL("forget_password", (name,))
+    yield SQL("forget_password_of_sa")
 
 
 def find_stored_login(name: str) -> Steps[StoredLogin | None]:

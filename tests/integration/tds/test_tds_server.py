@@ -30,6 +30,7 @@ from servicebroker.tds.dialect import Dialect
 from servicebroker.tds.packets import END_OF_MESSAGE, RESET_SESSION, PacketType
 from servicebroker.tds.server import serve_tds
 from servicebroker.tds.tokens import Status
+from servicebroker.tsql.login_passwords import set_password
 from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
 from tds_support import NO_HEADERS, RawClient, call, login_message, parameter
@@ -45,6 +46,14 @@ def port(instance: sb.Instance) -> Iterator[int]:
     instance.database("master", create=True).execute_tsql(f"ALTER LOGIN sa WITH PASSWORD = '{PASSWORD}'")
     with serve_tds(instance, "127.0.0.1", 0) as port:
         yield port
+
+
+def test_the_password_of_an_unknown_login_is_not_that_of_sa(port: int, instance: sb.Instance) -> None:
+    with instance.connection() as connection, pytest.raises(sb.BrokerError) as error:
+        run(connection, set_password("dropped meanwhile", "another secret"))
+    assert error.value.number == 15151
+    with RawClient(port) as client:
+        assert b"\xad" in client.sign_in("sa", PASSWORD, "master")
 
 
 @pytest.fixture

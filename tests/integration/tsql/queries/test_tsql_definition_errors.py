@@ -108,6 +108,7 @@ CASES = [
         "'PK_P' is being referenced by table 'C', foreign key constraint 'FK_C'.",
     ),
     ("ALTER TABLE P DROP COLUMN Id", [5074, 4922], "The object 'FK_C' is dependent on column 'Id'."),
+    ("ALTER TABLE P ALTER COLUMN Id int NULL", [4922], "ALTER TABLE ALTER COLUMN Id failed"),
     ("ALTER TABLE P ALTER COLUMN Id bigint", [5074, 4922], "The object 'V' is dependent on column 'Id'."),
 ]
 

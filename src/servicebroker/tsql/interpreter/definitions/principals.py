@@ -35,7 +35,7 @@ from servicebroker.tsql.interpreter.definitions.transport_certificates import (
 )
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.names import api_name
-from servicebroker.tsql.login_passwords import SA, forget_password, set_password
+from servicebroker.tsql.login_passwords import SA, forget_password_of_sa, set_password
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
 from servicebroker.tsql.translation.text_writer import quote_string
@@ -96,7 +96,7 @@ def _alter_sa(machine: Machine, statement: Definition) -> None:
         raise BrokerError(15151, "alter", "login", SA)
     machine.transactions.check_not_doomed()
     if statement.clauses.get("state") == "DISABLE":
-        machine.context.ask(forget_password(SA))
+        machine.context.ask(forget_password_of_sa())
     _set_password(machine, statement)
 
 
