@@ -1,7 +1,8 @@
-"""Every error that an operation can raise, with its Service Broker number, severity and text.
+"""The errors of this package, and `RULES`: the texts of all numbers.
 
-Two families: a `BrokerError` is the answer of the broker to a statement and has a number. An `InstanceError` means that
-the instance itself cannot be reached or created (no number exists for that).
+A `BrokerError` is the answer of the broker to a statement and has a number of Service Broker. An `InstanceError` means
+that the instance itself cannot be reached or created. `DomainError` and `BodyError` are errors of a call in Python. The
+last three have no numbers. `RULES` also has the texts of Error messages, of `transmission_status` and of the log.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from servicebroker.store.server_clock import system_time
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     help="Domains: instances that trust each other by AUTHENTICATION = WINDOWS. Unless it joins another one, an "
     "instance is in the domain of the operating-system user that runs it.",
 )
