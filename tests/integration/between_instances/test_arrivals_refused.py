@@ -115,6 +115,7 @@ def with_part(content: Content = Content.DATA, name: str = ORDER, body: bytes | 
         (lambda h, _: (replace(h, kind=Kind.FAILURE), BrokerFailure(-1, "")), "not be associated with an active conv"),
     ],
 )
+@pytest.mark.sampled(6)
 def test_an_invalid_first_message_is_refused(
     pair: Pair, caplog: pytest.LogCaptureFixture, change: Change, words: str
 ) -> None:
@@ -173,6 +174,7 @@ WITHOUT_TOKEN = Part(ORDER, Content.DATA, b"x")  # as any other with its number
         (with_part(name=REPLY), "the initiator service has sent a message with a message type that can only be sent"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_an_invalid_later_message_is_refused(
     pair: Pair, caplog: pytest.LogCaptureFixture, change: Change, words: str
 ) -> None:

@@ -217,7 +217,7 @@ def test_connections_with_certificates_are_encrypted_by_default(two: Two, tmp_pa
 
 
 @pytest.mark.feature(147)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("west", "east", "algorithm"),
     [

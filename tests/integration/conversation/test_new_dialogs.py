@@ -276,6 +276,7 @@ ALTERATIONS: dict[str, Callable[[sb.Database, str], object]] = {
 
 
 @pytest.mark.parametrize("name", ALTERATIONS)
+@pytest.mark.sampled(8)
 def test_alterations_invalidate_a_cached_target(cached_database: sb.Database, name: str) -> None:
     """A client with a cached target and a new client get the same result. No other database has this target name."""
     target = f"//test/Target of {cached_database.name}"

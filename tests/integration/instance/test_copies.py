@@ -101,6 +101,7 @@ def older(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 def test_a_dump_is_restored_into_older_and_newer_versions_of_postgresql(
     copy: Path, older: Callable[[str], str], make_url: Callable[[], str], tmp_path: Path
 ) -> None:

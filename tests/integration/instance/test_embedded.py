@@ -409,6 +409,7 @@ def test_an_ordinary_user_runs_it_as_itself() -> None:
 @pytest.mark.parametrize(
     "name", ['-it\'s "größe" 数据', "$HOME`id` 50%&x=1?#\\", "a,b", "l" * 150], ids=["quotes", "shell", "comma", "long"]
 )
+@pytest.mark.sampled(2)
 def test_any_path_will_do(tmp_path: Path, name: str) -> None:
     with EmbeddedServer.start(tmp_path / name) as server:
         assert ask(server.url, "SELECT current_database()") == "servicebroker"

@@ -215,6 +215,7 @@ def test_a_folder_that_was_copied_while_it_ran_is_refused_also_by_adopt(folder: 
 
 
 @pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.sampled(1)
 def test_a_folder_that_was_moved_goes_on(folder: Path, killed: bool) -> None:
     if killed:
         opener = "import os, sys, servicebroker as sb; sb.open(sys.argv[1], upkeep=None); os._exit(0)"

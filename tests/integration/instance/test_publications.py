@@ -165,6 +165,7 @@ def test_check_mend_gives_a_queue_its_identity_again(fresh_database: sb.Database
         ("for table test_dbo.keyed where (a > 0)", "Keyed", ""),
     ],
 )
+@pytest.mark.sampled(3)
 def test_doctor_names_tables_that_a_publication_blocks(
     fresh_database: sb.Database, publication: str, table: str, expected_text: str
 ) -> None:

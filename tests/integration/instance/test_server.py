@@ -191,6 +191,7 @@ def test_sessions_use_utf8_with_any_client_encoding(
         "search_path = hostile, public, pg_catalog",
     ],
 )
+@pytest.mark.sampled(2)
 def test_settings_of_the_server_that_change_functions_and_dates(make_url: Callable[[], str], setting: str) -> None:
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:

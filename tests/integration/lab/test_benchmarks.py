@@ -137,6 +137,7 @@ def test_the_page_and_the_chart(report: Report, scenarios: list[str], tmp_path: 
 
 
 @pytest.mark.usefixtures("few_systems")
+@pytest.mark.full
 def test_processes_share_the_work_and_processor_time_is_seen(stand_in: Path) -> None:
     lines = benchmarks.run(["scale-send-1-1", "scale-receive-1000-1"], pgmq_sql=stand_in, scale=0.1, rounds=1).lines
     assert [line.system for line in lines] == ["servicebroker", "pgmq"] * 2
@@ -151,6 +152,7 @@ def test_processes_share_the_work_and_processor_time_is_seen(stand_in: Path) -> 
 
 
 @pytest.mark.usefixtures("few_systems")
+@pytest.mark.full
 def test_a_system_that_cannot_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     real_import = builtins.__import__
 
@@ -172,6 +174,7 @@ def test_a_system_that_cannot_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("few_systems")
+@pytest.mark.full
 def test_a_file_that_is_not_pgmq(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.sql"
     wrong.write_text("select 1;")

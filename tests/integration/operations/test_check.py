@@ -264,6 +264,7 @@ def checked_database(make_instance_url: Callable[[], str]) -> Iterator[sb.Databa
 
 
 @pytest.mark.parametrize(("statement", "expected_text"), CHANGED, ids=[text[:50] for text, _ in CHANGED])
+@pytest.mark.sampled(12)
 def test_changes_by_a_superuser_are_detected(checked_database: sb.Database, statement: str, expected_text: str) -> None:
     values = {"view": "test_dbo.stockqueue", "queue": queue_number(checked_database, STOCK_QUEUE)}
     with psycopg.connect(checked_database.instance.url) as connection:

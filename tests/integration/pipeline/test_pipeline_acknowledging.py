@@ -84,6 +84,7 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
 
 
 @pytest.mark.parametrize(("how", "dialogs"), [("delete", 1500), ("truncate", 150), ("archive", 150), ("share", 150)])
+@pytest.mark.sampled(1)
 def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, dialogs):
     """Each END holds a lock until its transaction ends, and a server has room for some thousands."""
     if dialogs < 1500:
@@ -124,6 +125,7 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
 
 
 @pytest.mark.parametrize("late", ["nothing", "behind", "between", "open", "reader"])
+@pytest.mark.sampled(2)
 def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader, monkeypatch, late):
     """A message behind the slice, one between its rows of a younger transaction, an open sender, somebody who reads."""
     monkeypatch.setattr("servicebroker.pipeline.stream.acknowledgement.MIN_TRUNCATE_ROWS", 3)

@@ -174,6 +174,7 @@ def feed_on(feed, handle, *bodies):
 
 @pytest.mark.parametrize("queue_list", ["both", "one", "in small letters"])
 @pytest.mark.parametrize("ends", [False, True], ids=["stream", "availableNow"])
+@pytest.mark.sampled(2)
 def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, queue_list, ends):
     """The batch that was planned last comes again, without what is lost."""
     stays, goes = feeds

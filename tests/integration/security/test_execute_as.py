@@ -550,6 +550,7 @@ def two_shops(fresh_instance: sb.Instance) -> Iterator[Session]:
 
 @pytest.mark.parametrize("there", ["Other.dbo.Secrets", "Other..Secrets", "Far"])
 @pytest.mark.parametrize("kind", READERS)
+@pytest.mark.sampled(8)
 def test_a_module_that_reads_another_database_needs_the_creators_permission(
     two_shops: Session, kind: str, there: str
 ) -> None:

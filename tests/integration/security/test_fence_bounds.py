@@ -152,8 +152,12 @@ def insert_old_rows(fence: Fence) -> Iterator[Fence]:
     """Insert rows as older versions have stored them."""
     fence.track()
     fence.set_aside()
+    ((queue_id,),) = query(fence.database, "select queue_id from servicebroker.queues where name = 'Own'")
     impossible = (
-        "update servicebroker.failed_messages set first_failed_at = 'infinity', held_until = '11533-01-01'",
+        "update servicebroker.failed_messages f set first_failed_at = 'infinity', held_until = '11533-01-01', "
+        "priority = m.priority, conversation_group_id = m.conversation_group_id, "
+        "conversation_handle = m.conversation_handle, message_sequence_number = m.message_sequence_number "
+        f"from (select * from servicebroker.queue_{queue_id} limit 1) m",  # a message that waits
         "update servicebroker.set_aside_messages set message_enqueue_time = '-infinity', first_failed_at = 'infinity'",
         "update servicebroker.queues set held_until = '11533-01-01' where name = 'Own'",
     )

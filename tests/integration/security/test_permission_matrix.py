@@ -408,6 +408,7 @@ def test_every_statement_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.script[:70])
+@pytest.mark.sampled(60)
 def test_each_statement_needs_its_permission(session: Session, handle: str, row: Row) -> None:
     script = row.script.replace("{handle}", handle)
     grants = [f"GRANT {grant} TO {{}}" for grant in row.grants]

@@ -115,6 +115,7 @@ def objects(database: sb.Database) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(("script", "number", "word"), OF_A_QUEUE + OF_THE_SYSTEM, ids=lambda value: str(value)[:60])
+@pytest.mark.sampled(30)
 def test_dbo_may_not(shop: sb.Database, script: str, number: int, word: str) -> None:
     before = objects(shop)
     with refused(number, word):

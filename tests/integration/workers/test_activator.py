@@ -141,7 +141,7 @@ VALID_FILE = "database = 'D'\nqueue = 'Q'\n[[program]]\ndatabase = 'D'\nqueue = 
         ("colour = 'red'\n" + VALID_FILE, "colour"),
         (VALID_FILE + "min = 2\nmax = 1\n", "min <= max"),
         (VALID_FILE + "max = true\n", "min <= max"),
-        (VALID_FILE.replace("['x']", "'x'"), "no command"),
+        (VALID_FILE.replace("['x']", "'x'"), "needs `command`"),
         (VALID_FILE + VALID_FILE[VALID_FILE.index("[[") :], "two programs"),
         (VALID_FILE + "schema = 3\n", "schema"),
         (VALID_FILE + f"max = {'9' * 5000}\n", "a number has too many digits"),

@@ -60,6 +60,7 @@ def test_an_invalid_owner_creates_nothing(office: sb.Database, kind: str, owner:
 
 @pytest.mark.parametrize("owner", ["Boss", "dbo", "Others", "db_owner"])
 @pytest.mark.parametrize("kind", CREATED)
+@pytest.mark.sampled(12)
 def test_create_without_impersonate_on_the_owner_is_refused(office: sb.Database, kind: str, owner: str) -> None:
     assert errors(office, f"EXECUTE AS USER = 'Clerk'; {CREATED[kind].format(owner=owner)}") == [15151]
     assert scalar(office, NAMES) == 0
@@ -67,6 +68,7 @@ def test_create_without_impersonate_on_the_owner_is_refused(office: sb.Database,
 
 @pytest.mark.parametrize("owner", ["Clerk", "Friend", "Team"])
 @pytest.mark.parametrize("kind", CREATED)
+@pytest.mark.sampled(10)
 def test_create_with_impersonate_on_the_owner_succeeds(office: sb.Database, kind: str, owner: str) -> None:
     assert errors(office, f"EXECUTE AS USER = 'Clerk'; {CREATED[kind].format(owner=owner)}") == []
     assert scalar(office, NAMES) == 1

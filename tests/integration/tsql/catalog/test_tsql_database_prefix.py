@@ -171,7 +171,7 @@ def both_states(here_database: sb.Database) -> tuple[list[object], list[object]]
     return state(here_database), state(here_database.instance.database("There"))
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("statement", CHANGES_THERE)
 def test_a_statement_changes_the_database_that_it_names(here_database: sb.Database, statement: str) -> None:
     before = both_states(here_database)
@@ -183,6 +183,7 @@ def test_a_statement_changes_the_database_that_it_names(here_database: sb.Databa
 
 
 @pytest.mark.parametrize("statement", REFUSED_STATEMENTS)
+@pytest.mark.sampled(10)
 def test_refused_database_prefixes_change_no_database(shared_here: sb.Database, statement: str) -> None:
     text, number = REFUSED_STATEMENTS[statement]
     before = both_states(shared_here)

@@ -79,6 +79,7 @@ def caller(instance: sb.Instance) -> sb.Database:
 @pytest.mark.parametrize("table", ["After_", "Instead"])
 @pytest.mark.parametrize("way", WAYS_TO_NAME_TABLES)
 @pytest.mark.parametrize("statement", STATEMENTS)
+@pytest.mark.sampled(70)
 def test_a_trigger_fires_in_the_database_of_its_table(
     caller: sb.Database, statement: str, way: str, table: str
 ) -> None:
