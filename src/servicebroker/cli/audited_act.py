@@ -11,6 +11,11 @@ from servicebroker.api.transaction import Transaction
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.audit import record_action
 
+END_ERROR, END_DESCRIPTION = (
+    127,
+    "Unable to process message.",
+)  # the usual error of a conversation that an operator ends
+
 
 @contextmanager
 def audited_transaction(database: Database, action: str, handle: UUID, **details: object) -> Iterator[Transaction]:
@@ -22,3 +27,9 @@ def audited_transaction(database: Database, action: str, handle: UUID, **details
         yield transaction
         if database.instance.engine is not RestrictedVerbs:
             transaction._do(record_action(action, database.name, str(handle), details, database.user.name))
+
+
+def end_with_error(database: Database, handle: UUID, code: int, text: str) -> None:
+    """End a conversation with an error, which its other side gets, and record it."""
+    with audited_transaction(database, "END CONVERSATION WITH ERROR", handle, code=code, text=text) as transaction:
+        transaction.end_conversation(handle, error=(code, text))

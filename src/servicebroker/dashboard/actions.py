@@ -12,7 +12,7 @@ import psycopg
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.cli.audited_act import audited_transaction
+from servicebroker.cli.audited_act import audited_transaction, end_with_error
 from servicebroker.cli.commands.trail import record_conversation
 from servicebroker.dashboard.pages import chosen_dead_letters
 from servicebroker.engine.catalog.catalog import find_queue_uncached
@@ -65,8 +65,7 @@ def _end(database: Database, fields: Fields) -> str:
 
 def _end_with_error(database: Database, fields: Fields) -> str:
     handle, code, text = _uuid(fields, "handle"), _number(fields, "code"), fields["text"]
-    with audited_transaction(database, "END CONVERSATION WITH ERROR", handle, code=code, text=text) as transaction:
-        transaction.end_conversation(handle, error=(code, text))
+    end_with_error(database, handle, code, text)
     return f"The conversation has ended with the error {code}."
 
 

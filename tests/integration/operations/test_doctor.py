@@ -121,6 +121,22 @@ def test_a_message_whose_conversation_was_ended_has_not_failed(database: sb.Data
         transaction.end_conversation(handle)
 
 
+def test_poison_end_removes_the_row_of_the_failure(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"x")
+    database.process(STOCK_QUEUE, lambda tx, messages: {}["jug"], poison=lambda failure: sb.Retry(600))
+    target = peer_handle(database, handle)
+    rows = "select count(*) from servicebroker.failed_messages where conversation_handle = %s"
+    with database.instance.connection() as connection:
+        assert connection.execute(rows, (target,)).fetchall() == [(1,)]
+        words = ["poison", "end", str(target), "--database", database.name, "--instance", database.instance.url]
+        assert CliRunner().invoke(command, words).exit_code == 0
+        assert connection.execute(rows, (target,)).fetchall() == [(0,)]
+    with database.transaction() as transaction:
+        assert transaction.receive(ORDERS_QUEUE)  # the Error, which later tests would see
+        transaction.end_conversation(handle)
+
+
 def test_the_password_of_a_url_is_not_printed(database: sb.Database) -> None:
     url = database.instance.url
     url = f"{url}{'&' if '?' in url else '?'}password=hunter2"

@@ -15,7 +15,7 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.database import Database
-from servicebroker.cli.audited_act import audited_transaction
+from servicebroker.cli.audited_act import END_DESCRIPTION, END_ERROR, end_with_error
 from servicebroker.cli.completion import complete_queue, complete_service
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
@@ -30,7 +30,6 @@ from servicebroker.model.named_files import read_argument, read_file, read_stand
 from servicebroker.model.poison import SetAsideMessage
 from servicebroker.model.wording import counted
 
-END_ERROR = 127  # the number of the error of --end, as of `poison end`
 MAX_LISTED_CONVERSATIONS = 10  # each is a line with its command
 PAGE_SIZE = 100  # messages of one query, whose bodies are in memory at the same time
 
@@ -264,7 +263,7 @@ def discard(
     ] = False,
     description: Annotated[
         str, typer.Option(metavar="TEXT", help="With --end: the text of the error.")
-    ] = "Unable to process message.",
+    ] = END_DESCRIPTION,
     yes: Annotated[bool, typer.Option("--yes", help="With a filter: do not ask for confirmation.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
@@ -281,7 +280,8 @@ def discard(
             say(f"Dead letter {number} is discarded.")
             is_open = handle in opened._do(poison_report.open_conversations(opened.database_id, [handle]))
             if is_open and end:
-                _end(opened, handle, description)
+                end_with_error(opened, handle, END_ERROR, description)
+                say(f"The conversation {handle} has ended with the error {END_ERROR}.")
             elif is_open:
                 left_open.add(handle)
     if not matching:
@@ -291,15 +291,6 @@ def discard(
         say(f"  next: servicebroker poison end {handle} --database {database}")
     if len(left_open) > MAX_LISTED_CONVERSATIONS:
         say(f"{len(left_open) - MAX_LISTED_CONVERSATIONS} more conversations are still open. discard --end ends them.")
-
-
-def _end(database: Database, handle: UUID, description: str) -> None:
-    """End a conversation with an error, which its sender gets."""
-    with audited_transaction(
-        database, "END CONVERSATION WITH ERROR", handle, code=END_ERROR, text=description
-    ) as transaction:
-        transaction.end_conversation(handle, error=(END_ERROR, description))
-    say(f"The conversation {handle} has ended with the error {END_ERROR}.")
 
 
 def _check_choice(

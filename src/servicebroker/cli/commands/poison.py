@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.database import Database
-from servicebroker.cli.audited_act import audited_transaction
+from servicebroker.cli.audited_act import END_DESCRIPTION, END_ERROR, end_with_error
 from servicebroker.cli.commands import dead_letters
 from servicebroker.cli.commands.messages import peek_messages, show
 from servicebroker.cli.existing_instance import open_database, open_existing
@@ -90,20 +90,17 @@ def inspect(
 def end(
     conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="The conversation of the message.")],
     database: DatabaseOption,
-    error: Annotated[int, typer.Option(metavar="CODE", help="The number of the error that the other side gets.")] = 127,
-    description: Annotated[
-        str, typer.Option(metavar="TEXT", help="The text of the error.")
-    ] = "Unable to process message.",
+    error: Annotated[
+        int, typer.Option(metavar="CODE", help="The number of the error that the other side gets.")
+    ] = END_ERROR,
+    description: Annotated[str, typer.Option(metavar="TEXT", help="The text of the error.")] = END_DESCRIPTION,
     switch_on: Annotated[bool, typer.Option("--switch-on", help="Enable the queue of this side, too.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """End a conversation WITH ERROR: its messages are removed, and the other side gets the error."""
     with open_database(instance, database) as opened:
         queue = opened._do(poison_report.queue_of_conversation(opened.database_id, conversation))
-        with audited_transaction(
-            opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description
-        ) as transaction:
-            transaction.end_conversation(conversation, error=(error, description))
+        end_with_error(opened, conversation, error, description)
         queue_id = opened._do(find_queue_uncached("find", opened.database_id, queue)).queue_id
         opened._run_in_transaction(failed_messages.sweep(queue_id))  # no reader may be there to do it
         if switch_on:
