@@ -11,6 +11,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from servicebroker.cli import audited_act
 from servicebroker.dashboard import actions
 from servicebroker.dashboard.actions import ACTIONS, MAX_ERRORS_SHOWN, InstanceAction
 from servicebroker.dashboard.remedies import Button, buttons
@@ -64,7 +65,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
         return call
 
-    monkeypatch.setattr(actions, "audited_transaction", audited)
+    for module in (actions, audited_act):
+        monkeypatch.setattr(module, "audited_transaction", audited)
     monkeypatch.setattr(actions, "record_conversation", lambda instance, handle: made.append(("record", handle)))
     monkeypatch.setattr(actions, "find_queue_uncached", record("find_queue"))
     monkeypatch.setattr(actions, "forget_failures", record("forget_failures"))
